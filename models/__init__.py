@@ -1,0 +1,5 @@
+"""Plain torch models; a user's own `models` folder on the import path merges with this one."""
+
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)

@@ -1,0 +1,152 @@
+"""The one door: `python -m runner [verb] overrides…`; without a verb, train.
+
+Hydra does the command line (--multirun, --cfg, --help, --config-dir, tab completion); the verb is the first argument
+when it has no `=` and no leading dash.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from runner import config
+from runner.errors import ConfigError, Interrupted, RunnerError, nearest
+from runner.report.console import Screen, error_line
+from runner.reword import EXPECTED, reword
+from runner.sweep.grid import Grid
+from runner.verbs.train import Request, train
+
+PROJECT = Path(__file__).resolve().parents[1]
+CONF = PROJECT / "conf"
+VERBS = ("train",)
+
+
+def main() -> None:
+    """Run the command line and exit with 0, 1 (failed), 2 (refused), 130 or 143 (interrupted)."""
+    full_trace = bool(os.environ.get("HYDRA_FULL_ERROR")) or "verbose=true" in sys.argv
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = run(sys.argv[1:])
+    except RunnerError as error:
+        code = error.exit_code
+        if full_trace:
+            traceback.print_exc()
+        error_line(error)
+    except KeyboardInterrupt:
+        error_line(Interrupted("interrupted by Ctrl-C"))
+        code = Interrupted.exit_code
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Everything but the exit: returns the exit code or raises RunnerError."""
+    if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "+", "~")):
+        verb, *arguments = arguments
+        if verb not in VERBS:
+            close = nearest(verb, VERBS)
+            known = f"verbs are {', '.join(VERBS)}, overrides are key=value"
+            raise ConfigError(f"{verb}: no such verb; {known}" + (f"; type {close}" if close else ""))
+    roots = import_roots(arguments)
+    sys.path[:] = [*roots, *(path for path in sys.path if path not in ("", *roots))]
+    config.register_schema()
+    jobs = Jobs(roots)
+    sys.argv[1:] = arguments
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(jobs)()
+    except EXPECTED as error:
+        overrides = [argument for argument in arguments if not argument.startswith("-")]
+        raise reword(error, overrides, _compose) from error
+    except KeyboardInterrupt:
+        jobs.finish("KILLED")
+        raise
+    return jobs.finish()
+
+
+class Jobs:
+    """What Hydra calls with each composed config: one job, or those of a multirun."""
+
+    def __init__(self, roots: tuple[str, ...]) -> None:
+        self._roots, self._screen = roots, Screen()
+        self._grid: Grid | None = None
+        self._error: Exception | None = None
+
+    def __call__(self, composed: DictConfig) -> None:
+        settings = HydraConfig.get()
+        overrides = tuple(OmegaConf.to_container(settings.overrides.task))  # type: ignore[arg-type]
+        run_dir = Path(settings.runtime.output_dir)
+        if settings.mode is not RunMode.MULTIRUN:
+            try:
+                self._train(composed, overrides, run_dir, None)
+            except Exception as error:  # kept from Hydra, which would print it in its own way
+                self._error = error
+            return
+        if self._grid is None:
+            self._grid = Grid(self._outputs(), f"multirun {Path(settings.sweep.dir).name}", self._screen)
+        grid = self._grid
+
+        def job() -> dict[str, Any]:
+            return self._train(composed, overrides, run_dir, grid)
+
+        grid.run(overrides, job)
+
+    def finish(self, status: str | None = None) -> int:
+        if self._error is not None:
+            raise self._error
+        return self._grid.finish(status) if self._grid else 0
+
+    def _train(
+        self, composed: DictConfig, overrides: tuple[str, ...], run_dir: Path, grid: Grid | None
+    ) -> dict[str, Any]:
+        experiment = config.load(composed)
+        request = Request(
+            experiment=experiment,
+            yaml=config.to_yaml(composed),
+            values=config.to_container(composed),
+            overrides=overrides,
+            run_dir=run_dir,
+            outputs=self._outputs(),
+            import_roots=self._roots,
+            parent_run_id=grid.parent_run_id(experiment.tracking) if grid else None,
+        )
+        return train(request, self._screen)
+
+    def _outputs(self) -> Path:
+        return Path.cwd() / "outputs"
+
+
+def import_roots(arguments: list[str]) -> tuple[str, ...]:
+    """Where code is imported from: this project first, then the current directory and --config-dir's parent."""
+    roots = [str(PROJECT), str(Path.cwd())]
+    for index, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name in ("--config-dir", "-cd"):
+            value = value or (arguments[index + 1] if index + 1 < len(arguments) else "")
+            roots.append(str(Path(value).absolute().parent))
+    return tuple(dict.fromkeys(roots))
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config", overrides=overrides)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Interrupted("terminated by SIGTERM", exit_code=128 + number)
+
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Composed Hydra config → Experiment. The only file that knows OmegaConf.
+
+Typed groups are checked by OmegaConf against schema.py; open groups (a `_target_` and its arguments) have their own
+keys split off here and the rest bound against the target's signature. Everything wrong is one ConfigError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, cast, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runner import schema
+from runner.build import check
+from runner.errors import ConfigError, nearest, refuse
+from runner.schema import Experiment
+
+# What runner itself passes first: (parameters), (optimizer), (κ).
+POSITIONAL = {"model": 0, "dataset": 0, "optimizer": 1, "scheduler": 1, "lr_scaling": 1}
+
+
+def register_schema() -> None:
+    """Make `base_schema` known to Hydra; called once, before hydra.main."""
+    fields: list[tuple[str, Any, Any]] = []
+    for name, kind in _kinds(Experiment).items():
+        default = dataclasses.field(default="???")
+        if _is_open(kind):
+            kind, default = dict[str, Any], dataclasses.field(default_factory=dict)
+        elif dataclasses.is_dataclass(kind):
+            default = dataclasses.field(default_factory=cast(Any, kind))
+        else:
+            default = dataclasses.field(default=_default(Experiment, name))
+        fields.append((name, kind, default))
+    ConfigStore.instance().store(name="base_schema", node=dataclasses.make_dataclass("BaseSchema", fields))
+
+
+def load(config: DictConfig) -> Experiment:
+    """The typed Experiment of a composed config. Raises ConfigError; imports no `_target_` (see check_targets)."""
+    kinds = _kinds(Experiment)
+    _refuse_unknown(config, list(kinds), "")
+    values: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        node = config._get_node(name)
+        if _is_open(kind):
+            values[name] = _split(node, name, kind)
+        elif dataclasses.is_dataclass(kind):
+            values[name] = _typed(node, name, cast(type, kind))
+        else:
+            values[name] = _resolved(config, name)
+    experiment = Experiment(**values)
+    check_values(experiment)
+    return experiment
+
+
+def check_targets(experiment: Experiment) -> None:
+    """Locate every `_target_` and bind its arguments. Imports the user's code, and with it torch."""
+    for name, positional in POSITIONAL.items():
+        group = getattr(experiment, name)
+        node = group if isinstance(group, dict) else group.target
+        if name == "optimizer":
+            node = {**node, "lr": group.lr}
+        check(node, name, positional)
+
+
+def check_values(experiment: Experiment) -> None:
+    """Ranges that types do not say."""
+    for key, low in (
+        ("scaling.num_workers", 1),
+        ("trainer.epochs", 1),
+        ("trainer.batch_size", 1),
+        ("trainer.accumulation_steps", 1),
+        ("trainer.limit_batches", 1),
+        ("checkpoint.every_epochs", 1),
+        ("checkpoint.keep", 1),
+        ("lr_scaling.base_batch_size", 1),
+        ("dataset.limit_rows", 1),
+        ("horovod.groups", 1),
+    ):
+        value = _dotted(experiment, key)
+        if value is not None and value < low:
+            raise refuse(key, value, f"must be {low} or more", f"{key}={low}")
+    for key in ("scaling.resources_per_worker.CPU", "scaling.resources_per_worker.GPU"):
+        value = _dotted(experiment, key)
+        if value is not None and not (value >= 0 and math.isfinite(value)):
+            raise refuse(key, value, "must be 0 or more", f"{key}=1")
+    for key in ("optimizer.lr", "horovod.gradient_predivide_factor", "tracking.flush_seconds"):
+        value = _dotted(experiment, key)
+        if not (value > 0 and math.isfinite(value)):
+            raise refuse(key, value, "must be a finite number above 0", f"{key}=0.1")
+    warmup = experiment.scheduler.warmup_epochs
+    if not (warmup >= 0 and math.isfinite(warmup)):
+        raise refuse("scheduler.warmup_epochs", warmup, "must be 0 or more", "scheduler.warmup_epochs=0")
+
+
+def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, leaf) pairs of a plain container; lists of scalars are leaves."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, node
+
+
+def to_container(config: DictConfig) -> dict[str, Any]:
+    """The composed config as plain Python, interpolations resolved."""
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+
+
+def to_yaml(config: DictConfig) -> str:
+    """The composed config as YAML, interpolations unresolved (so that `${oc.env:…}` keeps its secret)."""
+    return OmegaConf.to_yaml(config)
+
+
+def _kinds(datatype: type) -> dict[str, Any]:
+    return get_type_hints(datatype, vars(schema))
+
+
+def _is_open(kind: Any) -> bool:
+    return kind == schema.Target or (dataclasses.is_dataclass(kind) and "target" in _kinds(cast(type, kind)))
+
+
+def _default(datatype: type, name: str) -> Any:
+    found = next(field for field in dataclasses.fields(datatype) if field.name == name)
+    return found.default
+
+
+def _split(node: DictConfig, name: str, kind: Any) -> Any:
+    """An open group: its own keys typed by the schema, `_target_` and the rest as the target's node."""
+    plain = _resolved_node(node, name)
+    if not isinstance(plain, dict) or "_target_" not in plain:
+        raise refuse(f"{name}._target_", "???", "a dotted path is needed", f"{name}=<an option of conf/{name}>")
+    if kind == schema.Target:
+        return plain
+    own = [field for field in _kinds(kind) if field != "target"]
+    typed = _typed(OmegaConf.create({key: plain[key] for key in own if key in plain}), name, kind)
+    typed.target = {key: value for key, value in plain.items() if key not in own}
+    return typed
+
+
+def _typed(node: DictConfig, name: str, kind: type) -> Any:
+    _refuse_unknown(node, list(_kinds(kind)), name)
+    for key, nested in _kinds(kind).items():
+        if dataclasses.is_dataclass(nested) and key in node:
+            _refuse_unknown(node._get_node(key), list(_kinds(cast(type, nested))), f"{name}.{key}")
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _resolved_node(node, name)))
+    except OmegaConfBaseException as error:
+        key = f"{name}.{error.full_key}" if error.full_key else name
+        value = OmegaConf.select(node, error.full_key, default="???") if error.full_key else node
+        raise refuse(key, value, str(error.msg or error).splitlines()[0]) from error
+
+
+def _refuse_unknown(node: Any, known: list[str], prefix: str) -> None:
+    for key in node if isinstance(node, DictConfig) else ():
+        if key not in known:
+            path = f"{prefix}.{key}" if prefix else str(key)
+            close = nearest(str(key), known)
+            where = prefix or "the config"
+            raise ConfigError(
+                f"{path}: no such key in {where}, which has {', '.join(known)}"
+                + (f"; did you mean {prefix + '.' if prefix else ''}{close}?" if close else "")
+            )
+
+
+def _resolved(config: DictConfig, name: str) -> Any:
+    try:
+        return config[name]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from error
+
+
+def _resolved_node(node: Any, name: str) -> Any:
+    try:
+        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = error.full_key or name
+        raise ConfigError(f"{key}: {str(error.msg or error).splitlines()[0]}") from error
+
+
+def _dotted(experiment: Experiment, key: str) -> Any:
+    found: Any = experiment
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,62 @@
+"""The errors a user sees: one line that says what is wrong and what to type instead.
+
+Each class carries the exit code of the process. All of them pickle (Ray and subprocesses carry them), so their
+only state is the message.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class RunnerError(Exception):
+    """Anything runner refuses or reports; the message is one line a user can act on."""
+
+    exit_code = 1
+
+
+class ConfigError(RunnerError):
+    """The composed config is wrong; found before anything is launched."""
+
+    exit_code = 2
+
+
+class PreflightError(RunnerError):
+    """The config is sound, but this machine or cluster cannot run it."""
+
+    exit_code = 2
+
+
+class LaunchError(RunnerError):
+    """The workers could not be started."""
+
+
+class TrainingError(RunnerError):
+    """A rank failed while it trained."""
+
+
+class Interrupted(RunnerError):
+    """Ctrl-C (130) or SIGTERM (143); the run is marked KILLED."""
+
+    exit_code = 130
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message, exit_code)
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def refuse(key: str, value: Any, allowed: str, instead: str | None = None) -> ConfigError:
+    """The one form of a config error: key, value, what is allowed, what to type."""
+    line = f"{key}={value}: {allowed}"
+    return ConfigError(f"{line}; type {instead}" if instead else line)
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate a user most likely meant, or None when nothing is close."""
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else None

@@ -1,0 +1,122 @@
+"""Ray Train's HorovodTrainer, the default executor: a process per worker, placed by Ray, joined by Horovod.
+
+Use it on one machine or a Ray cluster. Not for elastic training: the number of workers is fixed for a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runner.errors import LaunchError, RunnerError, TrainingError
+from runner.ingest.arrays import Splits
+from runner.rank_log import log_path
+from runner.schema import Experiment
+from runner.worker import Job
+
+Received = dict[str, Any]
+
+
+def run(job: Job, splits: Splits, received: Callable[[Received], None]) -> None:
+    """Train `job` on Ray; `received` gets rank 0's reports, on the driver. Raises TrainingError with the root cause.
+
+    Ray must have been started (ray_cluster.start).
+    """
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.horovod import HorovodTrainer
+
+    from runner.executors.receiver import Receiver
+
+    resources = job.plan.resources
+    trainer = HorovodTrainer(
+        _train_loop_per_worker,
+        # The arrays go to Ray's shared memory once: one copy a node, read by all its workers.
+        train_loop_config={"job": job, "splits": ray.put(splits)},
+        horovod_config=horovod_config(job.experiment),
+        scaling_config=ScalingConfig(
+            num_workers=resources.num_workers,
+            use_gpu=resources.use_gpu,
+            resources_per_worker=_per_worker(resources.cpus_per_worker, resources.gpus_per_worker),
+            trainer_resources={"CPU": 0},
+            placement_strategy=job.experiment.scaling.placement_strategy,
+        ),
+        run_config=RunConfig(
+            name="ray",
+            storage_path=str(job.run_dir.absolute()),
+            verbose=2 if job.experiment.verbose else 0,
+            callbacks=[Receiver(received)],
+        ),
+    )
+    try:
+        trainer.fit()
+    except Exception as error:
+        raise failure(job, error) from error
+
+
+def horovod_config(experiment: Experiment) -> Any:
+    """Ray's HorovodConfig from conf/horovod."""
+    from ray.train.horovod import HorovodConfig
+
+    horovod = experiment.horovod
+    return HorovodConfig(
+        nics=set(horovod.nics) if horovod.nics else None,
+        verbose=horovod.verbose,
+        key=horovod.key,
+        ssh_port=horovod.ssh_port,
+        ssh_identity_file=horovod.ssh_identity_file,
+        ssh_str=horovod.ssh_str,
+        timeout_s=horovod.timeout_s,
+        placement_group_timeout_s=horovod.placement_group_timeout_s,
+    )
+
+
+def failure(job: Job, error: BaseException) -> RunnerError:
+    """One root cause: the earliest error that a rank recorded, else what Ray says of the launch."""
+    records = [json.loads(path.read_text()) for path in (job.run_dir / "errors").glob("rank-*.json")]
+    if not records:
+        while error.__cause__ is not None:
+            error = error.__cause__
+        last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        if not log_path(job.run_dir, 0).exists():
+            return LaunchError(f"the workers did not start: {last_line} (verbose=true shows Ray's output)")
+        return TrainingError(f"a worker process died: {last_line} (logs: {log_path(job.run_dir, 0).parent})")
+    first = min(records, key=lambda record: record["time"])
+    log = log_path(job.run_dir, first["rank"])
+    return TrainingError(
+        f"rank {first['rank']}: {first['type']}: {first['message']} ({first['line']}; full trace in {_short(log)})"
+    )
+
+
+def _train_loop_per_worker(config: dict[str, Any]) -> None:
+    """Runs in a Ray worker: the Ray side of worker.train_loop_per_worker."""
+    import ray
+    from ray import train
+
+    from runner.communicator import Communicator, HorovodCommunicator
+    from runner.worker import train_loop_per_worker
+
+    job: Job = config["job"]
+    experiment = job.experiment
+
+    def connect() -> Communicator:
+        return HorovodCommunicator(experiment.horovod, experiment.trainer.deterministic)
+
+    def report(values: dict[str, Any]) -> None:
+        # One JSON string, so that Tune neither flattens nor prints the values; NaN survives.
+        train.report({"runner": json.dumps(values)})
+
+    rank = train.get_context().get_world_rank()
+    train_loop_per_worker(job, ray.get(config["splits"]), connect, report, rank)
+
+
+def _per_worker(cpus: float, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+
+
+def _short(path: Path) -> str:
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

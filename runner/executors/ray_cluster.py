@@ -1,0 +1,118 @@
+"""Ray itself: one `ray.init` for all jobs of a process, quiet, and the same environment on every node."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+from runner.errors import LaunchError, PreflightError
+from runner.plan import Machine
+
+# Read by Ray when it is imported or started, so they are set before either, and travel in the runtime_env.
+ENVIRONMENT = {
+    "RAY_TRAIN_V2_ENABLED": "0",  # HorovodTrainer exists in Train V1 only
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # else Ctrl-C in fit() returns as if nothing had happened
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+NOT_SHIPPED = ["outputs", ".git", ".venv", "**/__pycache__"]
+
+
+def cluster_address(configured: str | None) -> str | None:
+    """The cluster to join, or None for a Ray of our own on this machine."""
+    address = configured or os.environ.get("RAY_ADDRESS")
+    return None if address in (None, "", "local") else address
+
+
+def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbose: bool) -> None:
+    """Start a local Ray or join a cluster, once a process. Raises LaunchError."""
+    os.environ.update(ENVIRONMENT)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    import ray
+
+    if ray.is_initialized():
+        return
+    level = logging.INFO if verbose else logging.ERROR
+    for name in ("ray", "ray.tune", "ray.train", "ray._private", "ray.data"):
+        logging.getLogger(name).setLevel(level)
+    options: dict[str, Any] = {
+        "log_to_driver": verbose,
+        "logging_level": level,
+        "configure_logging": verbose,
+        "include_dashboard": None if verbose else False,
+    }
+    if address is None:
+        os.environ.pop("RAY_ADDRESS", None)
+        options |= {"address": "local", "num_cpus": int(cpus)}
+    else:
+        options = {key: options[key] for key in ("log_to_driver", "logging_level", "configure_logging")}
+        options |= {"address": address, "runtime_env": runtime_env(import_roots)}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options)
+    except Exception as error:
+        where = f"scaling.address={address}: " if address else ""
+        raise LaunchError(f"{where}Ray could not be started: {str(error).splitlines()[0]}") from error
+    finally:
+        signal.signal(signal.SIGTERM, before)  # Ray's own handler would end the process without a final status
+
+
+def runtime_env(import_roots: tuple[str, ...]) -> dict[str, Any]:
+    """What every node of a cluster needs: the code of this project and of the user, and the environment."""
+    project = str(Path(__file__).resolve().parents[2])
+    others = [root for root in import_roots if Path(root).resolve() != Path(project)]
+    return {
+        "env_vars": ENVIRONMENT,
+        "working_dir": project,
+        "py_modules": others,
+        "excludes": NOT_SHIPPED,
+    }
+
+
+def cluster_machine(horovod_gpu: bool) -> Machine:
+    """The cluster's totals."""
+    import ray
+
+    total = ray.cluster_resources()
+    return Machine(cpus=total.get("CPU", 0), gpus=total.get("GPU", 0), horovod_gpu=horovod_gpu, is_cluster=True)
+
+
+def check_nodes() -> None:
+    """Every node must have the driver's torch and Horovod; raises PreflightError that names the node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = _versions()
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    probe = ray.remote(num_cpus=0)(_versions)
+    pending = {
+        node["NodeManagerAddress"]: probe.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote()
+        for node in nodes
+    }
+    for host, reference in pending.items():
+        found = ray.get(reference)
+        if found != here:
+            raise PreflightError(f"node {host} has {found}, this machine {here}: install the same on every node")
+
+
+def _versions() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in ("torch", "horovod"):
+        try:
+            found.append(f"{package} {version(package).partition('+')[0]}")
+        except PackageNotFoundError:
+            found.append(f"no {package}")
+    return ", ".join(found)

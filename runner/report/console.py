@@ -1,0 +1,123 @@
+"""The run on screen: a banner, progress, a closing panel; a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from runner.plan import Plan
+
+Metrics = dict[str, float]
+SHOWN = ("train/loss", "val/loss", "val/accuracy", "val/mae", "lr", "throughput/samples_per_second")
+
+
+class Screen:
+    """Everything is printed through one rich Console, so that a live bar and lines do not tear each other."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def banner(self, title: str, plan: Plan, run_id: str | None, uri: str | None, run_dir: Path) -> None:
+        lines = [*plan.lines(), f"output {relative(run_dir)}"]
+        if run_id:
+            lines.append(f"mlflow run {run_id}")
+            lines.append(f"open with {open_command(uri)}")
+        self._panel(title, lines)
+
+    def start(self, epochs: int) -> None:
+        if self._console.is_terminal:
+            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task("starting the workers", total=epochs)
+        else:
+            self.line("starting the workers")
+
+    def epoch(self, metrics: Metrics, epochs: int) -> None:
+        number = int(metrics["epoch"])
+        if self._progress:
+            self._progress.update(self._task, completed=number, description=metrics_line(metrics))
+        else:
+            self.line(f"epoch {number}/{epochs}  {metrics_line(metrics)}")
+
+    def line(self, text: str) -> None:
+        self._console.print(Text(text))
+
+    def stop(self) -> None:
+        if self._progress:
+            self._progress.stop()
+            self._progress = None
+
+    def finished(self, result: dict[str, Any], plan: Plan, uri: str | None, checkpoint: Path | None) -> None:
+        final, best = result["metrics"], result["best"]
+        seconds = "  ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items())
+        lines = [
+            f"final  epoch {int(final['epoch'])}  {metrics_line(final)}",
+            f"best   epoch {int(best['epoch'])}  {metrics_line(best)}",
+            f"weights sha256 {result['weights_sha256'][:16]}…",
+            f"seconds {seconds}",
+        ]
+        if checkpoint:
+            lines.append(f"best checkpoint {relative(checkpoint)}")
+        if uri:
+            lines.append(f"next: {open_command(uri)}")
+        self._panel("finished", lines)
+
+    def jobs(self, results: Sequence[dict[str, Any]], run_id: str | None) -> None:
+        """The table that ends a multirun."""
+        table = Table(title="multirun" + (f" {run_id}" if run_id else ""), title_justify="left")
+        for column in ("job", "overrides", "status", "result"):
+            table.add_column(column, overflow="fold")
+        for result in results:
+            outcome = result.get("error") or metrics_line(result.get("metrics", {}))
+            table.add_row(str(result["job"]), " ".join(result["overrides"]), result["status"], outcome)
+        self._console.print(table)
+
+    def _panel(self, title: str, lines: Sequence[str]) -> None:
+        if self._console.is_terminal:
+            self._console.print(Panel(Group(*(Text(line, overflow="fold") for line in lines)), title=title, title_align="left"))
+        else:
+            for line in (f"── {title}", *lines):
+                self.line(line)
+
+
+def metrics_line(metrics: Metrics) -> str:
+    shown = [key for key in SHOWN if key in metrics]
+    return "  ".join(f"{key} {_number(metrics[key])}" for key in shown)
+
+
+def open_command(uri: str | None) -> str:
+    """What to type to see the run."""
+    if uri is None or not uri.startswith("sqlite:"):
+        return uri or ""
+    beside_python = Path(sys.executable).with_name("mlflow")
+    command = "mlflow" if shutil.which("mlflow") else str(relative(beside_python))
+    return f"{command} ui --backend-store-uri sqlite:///{relative(Path(uri.removeprefix('sqlite:///')))}"
+
+
+def relative(path: Path) -> Path:
+    """The path as a user in the current directory would type it."""
+    shorter = os.path.relpath(path)
+    return path if shorter.startswith("..") else Path(shorter)
+
+
+def error_line(error: BaseException) -> None:
+    """One line on stderr, red on a terminal."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(f"error: {error}", style="bold red"))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

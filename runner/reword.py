@@ -1,0 +1,75 @@
+"""Hydra's and OmegaConf's errors, which take several lines, as one line a user can act on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.errors import ConfigError, nearest
+
+EXPECTED = (ConfigCompositionException, MissingConfigException, OverrideParseException, OmegaConfBaseException)
+
+
+def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> ConfigError:
+    """The ConfigError that says the same as Hydra's `error`.
+
+    `compose(overrides)` composes a config, so that the keys next to an unknown one can be named.
+    """
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"{error.override}: not an override; type key=value, or python -m runner --help")
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error)
+    text = str(error)
+    unknown = re.search(r"Could not (?:override|delete|append).*?'([^']+)'", text)
+    if unknown and "defaults list" in text:
+        return _unknown_group(unknown.group(1), compose)
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    key = getattr(cause, "full_key", None) or (unknown.group(1) if unknown else None)
+    if key and "not in" in str(cause):
+        return _unknown_key(key, overrides, compose)
+    wrong = next((override for override in overrides if key and override.lstrip("+~").startswith(f"{key}=")), key)
+    message = " ".join(str(getattr(cause, "msg", None) or cause).split())
+    return ConfigError(f"{wrong}: {message}" if wrong else message)
+
+
+def _missing_option(error: MissingConfigException) -> ConfigError:
+    options = list(error.options or ())
+    missing = str(error.missing_cfg_file or "")
+    group, _, name = missing.rpartition("/")
+    if not options:
+        return ConfigError(" ".join(str(error).split("\n")[0].split()))
+    close = nearest(name, options)
+    line = f"{group}={name}: no such option; conf/{group} has {', '.join(options)}"
+    return ConfigError(f"{line}; type {group}={close}" if close else line)
+
+
+def _unknown_group(name: str, compose: Any) -> ConfigError:
+    config = compose([])
+    groups = sorted(str(key) for key in config) if isinstance(config, DictConfig) else []
+    close = nearest(name.split("@")[0], groups)
+    line = f"{name}: no such group or key; there are {', '.join(groups)}"
+    return ConfigError(f"{line}; did you mean {close}?" if close else line)
+
+
+def _unknown_key(key: str, overrides: Sequence[str], compose: Any) -> ConfigError:
+    """Compose again without the override at fault, and look at the keys beside it."""
+    others = [override for override in overrides if override.lstrip("+~").partition("=")[0] != key]
+    parent, _, name = key.rpartition(".")
+    try:
+        node = compose(others)
+        for part in parent.split(".") if parent else ():
+            node = node[part]
+        known = [str(found) for found in node]
+    except Exception:  # a second error beside the first: report the first without the neighbours
+        known = []
+    value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), "")
+    close = nearest(name, known)
+    line = f"{key}: no such key" + (f"; {parent or 'the config'} has {', '.join(known)}" if known else "")
+    if not close:
+        return ConfigError(line)
+    return ConfigError(f"{line}; type {parent + '.' if parent else ''}{close}" + (f"={value}" if value else ""))
