@@ -23,7 +23,8 @@ def breast_cancer(val_fraction: float = 0.2, seed: int = 0) -> Splits:
     """
     from sklearn.datasets import load_breast_cancer
 
-    return standardise(split(*load_breast_cancer(return_X_y=True), val_fraction, seed))
+    inputs, targets = load_breast_cancer(return_X_y=True)
+    return standardise(split(inputs, targets, val_fraction, seed))
 
 
 def diabetes(val_fraction: float = 0.2, seed: int = 0) -> Splits:
@@ -33,4 +34,5 @@ def diabetes(val_fraction: float = 0.2, seed: int = 0) -> Splits:
     """
     from sklearn.datasets import load_diabetes
 
-    return standardise(split(*load_diabetes(return_X_y=True), val_fraction, seed))
+    inputs, targets = load_diabetes(return_X_y=True)
+    return standardise(split(inputs, targets, val_fraction, seed))

@@ -89,7 +89,7 @@ class Jobs:
         if settings.mode is not RunMode.MULTIRUN:
             try:
                 self._train(composed, overrides, run_dir, None)
-            except Exception as error:  # kept from Hydra, which would print it in its own way
+            except Exception as error:  # noqa: BLE001 (kept from Hydra, which would print it in its own way)
                 self._error = error
             return
         if self._grid is None:
@@ -145,7 +145,6 @@ def _compose(overrides: list[str]) -> DictConfig:
 
 def _terminate(number: int, frame: Any) -> None:
     raise Interrupted("terminated by SIGTERM", exit_code=128 + number)
-
 
 
 if __name__ == "__main__":

@@ -62,7 +62,11 @@ def check(node: Any, key: str, positional: int = 0) -> None:
 
 def locate(path: Any, key: str = "_target_") -> Any:
     """Import the object at a dotted path. Raises ConfigError, with the nearest name where there is one."""
-    if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")) or "." not in path:
+    if (
+        not isinstance(path, str)
+        or not all(part.isidentifier() for part in path.split("."))
+        or "." not in path
+    ):
         raise refuse(key, path, "a dotted path such as torch.nn.Linear is needed")
     parts = path.split(".")
     for depth in range(len(parts) - 1, 0, -1):
@@ -104,7 +108,9 @@ def _check_arguments(target: Callable[..., Any], node: Mapping[str, Any], key: s
     for name, value in given.items():
         if name not in named and not open_ended:
             close = nearest(name, named)
-            raise refuse(f"{key}.{name}", value, taken, f"{key}.{close}={value}" if close else f"~{key}.{name}")
+            raise refuse(
+                f"{key}.{name}", value, taken, f"{key}.{close}={value}" if close else f"~{key}.{name}"
+            )
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and not node.get("_partial_"):
             raise refuse(f"{key}.{name}", "???", f"needed: {taken}", f"+{key}.{name}=…")

@@ -29,7 +29,9 @@ class CheckpointError(RunnerError):
     """A checkpoint that cannot be trusted: names the file and what is wrong with it."""
 
 
-def commit(root: Path, name: str, weights: Mapping[str, Tensor], state: dict[str, Any], facts: dict[str, Any]) -> Path:
+def commit(
+    root: Path, name: str, weights: Mapping[str, Tensor], state: dict[str, Any], facts: dict[str, Any]
+) -> Path:
     """Write checkpoint `name` under `root` atomically and return its folder.
 
     `weights` is the model's state_dict, `state` whatever else resumes the training (tensors and plain values only),
@@ -65,7 +67,9 @@ def verify(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / MANIFEST}: not a readable manifest ({error})") from error
     if version != SCHEMA_VERSION:
-        raise CheckpointError(f"{path / MANIFEST}: schema version {version}, this runner reads {SCHEMA_VERSION}")
+        raise CheckpointError(
+            f"{path / MANIFEST}: schema version {version}, this runner reads {SCHEMA_VERSION}"
+        )
     for file, expected in recorded.items():
         try:
             found = _describe(path / file)

@@ -28,14 +28,12 @@ def register_schema() -> None:
     """Make `base_schema` known to Hydra; called once, before hydra.main."""
     fields: list[tuple[str, Any, Any]] = []
     for name, kind in _kinds(Experiment).items():
-        default = dataclasses.field(default="???")
         if _is_open(kind):
-            kind, default = dict[str, Any], dataclasses.field(default_factory=dict)
+            fields.append((name, dict[str, Any], dataclasses.field(default_factory=dict)))
         elif dataclasses.is_dataclass(kind):
-            default = dataclasses.field(default_factory=cast(Any, kind))
+            fields.append((name, kind, dataclasses.field(default_factory=cast(Any, kind))))
         else:
-            default = dataclasses.field(default=_default(Experiment, name))
-        fields.append((name, kind, default))
+            fields.append((name, kind, dataclasses.field(default=_default(Experiment, name))))
     ConfigStore.instance().store(name="base_schema", node=dataclasses.make_dataclass("BaseSchema", fields))
 
 
@@ -45,7 +43,7 @@ def load(config: DictConfig) -> Experiment:
     _refuse_unknown(config, list(kinds), "")
     values: dict[str, Any] = {}
     for name, kind in kinds.items():
-        node = config._get_node(name)
+        node = cast(DictConfig, config._get_node(name))
         if _is_open(kind):
             values[name] = _split(node, name, kind)
         elif dataclasses.is_dataclass(kind):
@@ -101,7 +99,7 @@ def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, leaf) pairs of a plain container; lists of scalars are leaves."""
     if isinstance(node, Mapping) and node:
         for key, value in node.items():
-            yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
+            yield from flatten(value, f"{prefix}.{key!s}" if prefix else str(key))
     else:
         yield prefix, node
 
@@ -133,7 +131,9 @@ def _split(node: DictConfig, name: str, kind: Any) -> Any:
     """An open group: its own keys typed by the schema, `_target_` and the rest as the target's node."""
     plain = _resolved_node(node, name)
     if not isinstance(plain, dict) or "_target_" not in plain:
-        raise refuse(f"{name}._target_", "???", "a dotted path is needed", f"{name}=<an option of conf/{name}>")
+        raise refuse(
+            f"{name}._target_", "???", "a dotted path is needed", f"{name}=<an option of conf/{name}>"
+        )
     if kind == schema.Target:
         return plain
     own = [field for field in _kinds(kind) if field != "target"]
@@ -158,7 +158,7 @@ def _typed(node: DictConfig, name: str, kind: type) -> Any:
 def _refuse_unknown(node: Any, known: list[str], prefix: str) -> None:
     for key in node if isinstance(node, DictConfig) else ():
         if key not in known:
-            path = f"{prefix}.{key}" if prefix else str(key)
+            path = f"{prefix}.{key!s}" if prefix else str(key)
             close = nearest(str(key), known)
             where = prefix or "the config"
             raise ConfigError(

@@ -37,7 +37,7 @@ class TrainingError(RunnerError):
     """A rank failed while it trained."""
 
 
-class Interrupted(RunnerError):
+class Interrupted(RunnerError):  # noqa: N818 (an outcome, not an error)
     """Ctrl-C (130) or SIGTERM (143); the run is marked KILLED."""
 
     exit_code = 130

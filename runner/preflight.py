@@ -47,14 +47,18 @@ def check_resources(resources: ResourcePlan, machine: Machine) -> None:
     _check("CPU", workers, resources.cpus_per_worker, available, machine, shared)
 
 
-def _check(kind: str, workers: int, each: float, available: float, machine: Machine, otherwise: str | None) -> None:
+def _check(
+    kind: str, workers: int, each: float, available: float, machine: Machine, otherwise: str | None
+) -> None:
     needed = workers * each
     if needed <= available + 1e-9:
         return
     fitting = math.floor(available / each + 1e-9)
     options = [f"scaling.num_workers={fitting}"] if fitting else []
     options += [otherwise] if otherwise else []
-    instead = " or ".join(options) or f"scaling.num_workers={int(available)} scaling.resources_per_worker.{kind}=1"
+    instead = (
+        " or ".join(options) or f"scaling.num_workers={int(available)} scaling.resources_per_worker.{kind}=1"
+    )
     raise PreflightError(
         f"scaling.num_workers={workers}: {workers} workers × {each:g} {kind} need {needed:g} {kind}s, "
         f"{machine.name} has {available:g}; type {instead}"

@@ -24,8 +24,8 @@ def captured(path: Path) -> Iterator[None]:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: PTH123, SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: PTH123, SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     try:
         yield
     finally:

@@ -12,7 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.errors import ConfigError, nearest
 
-EXPECTED = (ConfigCompositionException, MissingConfigException, OverrideParseException, OmegaConfBaseException)
+EXPECTED = (
+    ConfigCompositionException,
+    MissingConfigException,
+    OverrideParseException,
+    OmegaConfBaseException,
+)
 
 
 def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> ConfigError:
@@ -32,7 +37,9 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
     key = getattr(cause, "full_key", None) or (unknown.group(1) if unknown else None)
     if key and "not in" in str(cause):
         return _unknown_key(key, overrides, compose)
-    wrong = next((override for override in overrides if key and override.lstrip("+~").startswith(f"{key}=")), key)
+    wrong = next(
+        (override for override in overrides if key and override.lstrip("+~").startswith(f"{key}=")), key
+    )
     message = " ".join(str(getattr(cause, "msg", None) or cause).split())
     return ConfigError(f"{wrong}: {message}" if wrong else message)
 
@@ -51,7 +58,7 @@ def _missing_option(error: MissingConfigException) -> ConfigError:
 def _unknown_group(name: str, compose: Any) -> ConfigError:
     config = compose([])
     groups = sorted(str(key) for key in config) if isinstance(config, DictConfig) else []
-    close = nearest(name.split("@")[0], groups)
+    close = nearest(name.split("@", maxsplit=1)[0], groups)
     line = f"{name}: no such group or key; there are {', '.join(groups)}"
     return ConfigError(f"{line}; did you mean {close}?" if close else line)
 
@@ -65,11 +72,13 @@ def _unknown_key(key: str, overrides: Sequence[str], compose: Any) -> ConfigErro
         for part in parent.split(".") if parent else ():
             node = node[part]
         known = [str(found) for found in node]
-    except Exception:  # a second error beside the first: report the first without the neighbours
+    except Exception:  # noqa: BLE001 (a second error beside the first: report the first without the neighbours)
         known = []
     value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), "")
     close = nearest(name, known)
     line = f"{key}: no such key" + (f"; {parent or 'the config'} has {', '.join(known)}" if known else "")
     if not close:
         return ConfigError(line)
-    return ConfigError(f"{line}; type {parent + '.' if parent else ''}{close}" + (f"={value}" if value else ""))
+    return ConfigError(
+        f"{line}; type {parent + '.' if parent else ''}{close}" + (f"={value}" if value else "")
+    )

@@ -47,7 +47,9 @@ class Job:
     import_roots: tuple[str, ...]
 
 
-Report = Callable[[dict[str, Any]], None]  # called equally often on every rank; rank 0's values reach the driver
+Report = Callable[
+    [dict[str, Any]], None
+]  # called equally often on every rank; rank 0's values reach the driver
 Connect = Callable[[], Communicator]
 
 
@@ -67,7 +69,7 @@ def train(job: Job, splits: Splits, communicator: Communicator, report: Report) 
     """Build, fit, and after each epoch: checkpoint, track, report."""
     experiment, plan = job.experiment, job.plan
     is_chief = communicator.rank == 0
-    settle(experiment, plan, communicator.rank)
+    settle(experiment, plan)
     on = device(communicator, plan.resources.use_gpu)
     learner = build_learner(experiment, plan, job.data, communicator, on)
     ingest = TensorIngest(splits, plan, experiment.seed, communicator.rank, on)
@@ -94,7 +96,9 @@ def train(job: Job, splits: Splits, communicator: Communicator, report: Report) 
         tracker.log_model(learner.model, torch.from_numpy(splits["val"][0][:MODEL_EXAMPLE_ROWS].copy()))
     tracker.close()
     seconds = {"training": trained - started, "tracking": time.time() - trained}
-    report({"epochs": unreported, "weights_sha256": digest, "best": best, "seconds": seconds, "started": started})
+    report(
+        {"epochs": unreported, "weights_sha256": digest, "best": best, "seconds": seconds, "started": started}
+    )
     communicator.close()
 
 
@@ -107,7 +111,7 @@ def enter(job: Job) -> None:
         os.chdir(job.working_dir)
 
 
-def settle(experiment: Experiment, plan: Plan, rank: int) -> None:
+def settle(experiment: Experiment, plan: Plan) -> None:
     """Threads, determinism and random numbers, before anything is built."""
     torch.set_num_threads(plan.resources.threads)  # Ray sets OMP_NUM_THREADS, which torch has read by now
     if experiment.trainer.deterministic:
@@ -124,7 +128,9 @@ def build_learner(
     model: nn.Module = build.build(experiment.model, facts=data.for_model()).to(on)
     communicator.broadcast_model(model)
     torch.manual_seed(experiment.seed + 1 + communicator.rank)  # dropout differs between ranks from here on
-    optimizer = build.build({**experiment.optimizer.target, "lr": plan.learning_rate.scaled}, model.parameters())
+    optimizer = build.build(
+        {**experiment.optimizer.target, "lr": plan.learning_rate.scaled}, model.parameters()
+    )
     optimizer = communicator.distribute(optimizer, model, plan.accumulation_steps)
     scheduler = build.build(
         experiment.scheduler.target, optimizer, facts=plan.for_scheduler(experiment.scheduler)
@@ -197,7 +203,9 @@ def agree(model: nn.Module, communicator: Communicator) -> str:
     parameters = checkpoint.weights_sha256(dict(model.named_parameters()))
     digests = communicator.allgather(torch.tensor(list(bytes.fromhex(parameters))))
     if not (digests == digests[0]).all():
-        raise TrainingError("the ranks ended with different weights: is a parameter changed outside the optimizer?")
+        raise TrainingError(
+            "the ranks ended with different weights: is a parameter changed outside the optimizer?"
+        )
     return checkpoint.weights_sha256(model.state_dict())
 
 
@@ -206,7 +214,11 @@ def record_error(run_dir: Path, rank: int, error: Exception) -> None:
     path = run_dir / "errors" / f"rank-{rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and "/runner/" not in frame.filename]
+    own = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and "/runner/" not in frame.filename
+    ]
     frame = (own or list(frames))[-1]
     path.write_text(
         json.dumps(

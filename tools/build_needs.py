@@ -85,19 +85,20 @@ def check_venv() -> None:
 
 
 def find_toolkit(env: Mapping[str, str]) -> Cuda | None:
-    """The first nvcc that runs. Its home is asked of it: the one on the PATH may be a wrapper."""
+    """The first nvcc that runs."""
     homes = [env[name] for name in ("CUDA_HOME", "CUDA_PATH") if env.get(name)]
     on_path = shutil.which("nvcc", path=env.get("PATH"))
-    for nvcc in [*(f"{home}/bin/nvcc" for home in homes), on_path, "/usr/local/cuda/bin/nvcc"]:
-        if nvcc is None or not os.access(nvcc, os.X_OK):
-            continue
-        version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
-        command = [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull]
-        dry_run = subprocess.run(command, capture_output=True, text=True, check=False)
-        toolkit = parse_toolkit(version.stdout, dry_run.stderr)
-        if toolkit is not None:
-            return toolkit
-    return None
+    candidates = [*(f"{home}/bin/nvcc" for home in homes), on_path, "/usr/local/cuda/bin/nvcc"]
+    found = (run_nvcc(Path(nvcc)) for nvcc in candidates if nvcc and os.access(nvcc, os.X_OK))
+    return next((toolkit for toolkit in found if toolkit is not None), None)
+
+
+def run_nvcc(nvcc: Path) -> Cuda | None:
+    """Ask nvcc for its version and home: the one on the PATH may be a wrapper that lies elsewhere."""
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    command = [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull]
+    dry_run = subprocess.run(command, capture_output=True, text=True, check=False)
+    return parse_toolkit(version.stdout, dry_run.stderr)
 
 
 def parse_toolkit(version: str, dry_run: str) -> Cuda | None:

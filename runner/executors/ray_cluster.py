@@ -63,7 +63,9 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
         where = f"scaling.address={address}: " if address else ""
         raise LaunchError(f"{where}Ray could not be started: {str(error).splitlines()[0]}") from error
     finally:
-        signal.signal(signal.SIGTERM, before)  # Ray's own handler would end the process without a final status
+        signal.signal(
+            signal.SIGTERM, before
+        )  # Ray's own handler would end the process without a final status
 
 
 def runtime_env(import_roots: tuple[str, ...]) -> dict[str, Any]:
@@ -83,7 +85,9 @@ def cluster_machine(horovod_gpu: bool) -> Machine:
     import ray
 
     total = ray.cluster_resources()
-    return Machine(cpus=total.get("CPU", 0), gpus=total.get("GPU", 0), horovod_gpu=horovod_gpu, is_cluster=True)
+    return Machine(
+        cpus=total.get("CPU", 0), gpus=total.get("GPU", 0), horovod_gpu=horovod_gpu, is_cluster=True
+    )
 
 
 def check_nodes() -> None:
@@ -103,7 +107,9 @@ def check_nodes() -> None:
     for host, reference in pending.items():
         found = ray.get(reference)
         if found != here:
-            raise PreflightError(f"node {host} has {found}, this machine {here}: install the same on every node")
+            raise PreflightError(
+                f"node {host} has {found}, this machine {here}: install the same on every node"
+            )
 
 
 def _versions() -> str:

@@ -11,7 +11,7 @@ from ray.tune import Callback
 Received = Callable[[dict[str, Any]], None]
 
 
-class Receiver(Callback):  # type: ignore[misc]
+class Receiver(Callback):
     """Calls `received` on the driver. Tune pickles its callbacks with each trial's state; the function stays out."""
 
     def __init__(self, received: Received) -> None:

@@ -14,7 +14,9 @@ from runner.plan import DataFacts
 from runner.schema import Dataset, Task
 
 Array = npt.NDArray[Any]
-Splits = dict[str, tuple[Array, Array]]  # {"train": (inputs [rows, …], targets [rows] or [rows, k]), "val": …}
+Splits = dict[
+    str, tuple[Array, Array]
+]  # {"train": (inputs [rows, …], targets [rows] or [rows, k]), "val": …}
 
 
 def load(dataset: Dataset) -> Splits:
@@ -29,7 +31,9 @@ def load(dataset: Dataset) -> Splits:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"dataset: {name} failed with {type(error).__name__}: {error}") from error
     if not isinstance(found, Mapping) or set(found) != {"train", "val"}:
-        raise ConfigError(f'dataset: {name} must return {{"train": (inputs, targets), "val": (inputs, targets)}}')
+        raise ConfigError(
+            f'dataset: {name} must return {{"train": (inputs, targets), "val": (inputs, targets)}}'
+        )
     splits = {split: _columns(found[split], split, dataset) for split in ("train", "val")}
     if dataset.val_split.value == "train":
         splits["val"] = splits["train"]

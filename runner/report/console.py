@@ -38,7 +38,13 @@ class Screen:
 
     def start(self, epochs: int) -> None:
         if self._console.is_terminal:
-            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+            columns = (
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+            )
             self._progress = Progress(*columns, console=self._console, transient=True)
             self._progress.start()
             self._task = self._progress.add_task("starting the workers", total=epochs)
@@ -60,7 +66,7 @@ class Screen:
             self._progress.stop()
             self._progress = None
 
-    def finished(self, result: dict[str, Any], plan: Plan, uri: str | None, checkpoint: Path | None) -> None:
+    def finished(self, result: dict[str, Any], uri: str | None, checkpoint: Path | None) -> None:
         final, best = result["metrics"], result["best"]
         seconds = "  ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items())
         lines = [
@@ -87,7 +93,11 @@ class Screen:
 
     def _panel(self, title: str, lines: Sequence[str]) -> None:
         if self._console.is_terminal:
-            self._console.print(Panel(Group(*(Text(line, overflow="fold") for line in lines)), title=title, title_align="left"))
+            self._console.print(
+                Panel(
+                    Group(*(Text(line, overflow="fold") for line in lines)), title=title, title_align="left"
+                )
+            )
         else:
             for line in (f"── {title}", *lines):
                 self.line(line)

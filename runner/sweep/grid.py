@@ -36,7 +36,7 @@ class Grid:
         self.screen.line(f"job {number}: {' '.join(overrides)}")
         try:
             result = job()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the other jobs run on)
             if not isinstance(error, RunnerError):
                 traceback.print_exc()
             error_line(error)

@@ -58,14 +58,18 @@ class MlflowTracker:
                 signature=infer_signature(example.numpy(), outputs.numpy()),
                 input_example=example.numpy(),
                 # Given, not inferred: inference would load the model again in a subprocess, for seconds.
-                pip_requirements=[f"{name}=={_public_version(name)}" for name in ("torch", "numpy", "mlflow")],
+                pip_requirements=[
+                    f"{name}=={_public_version(name)}" for name in ("torch", "numpy", "mlflow")
+                ],
             )
 
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
         if self._error is not None:
-            raise TrackingError(f"MLflow at {self._uri} did not take everything: {self._error}") from self._error
+            raise TrackingError(
+                f"MLflow at {self._uri} did not take everything: {self._error}"
+            ) from self._error
 
     def _run(self) -> None:
         try:
@@ -75,7 +79,7 @@ class MlflowTracker:
             while not self._closing.wait(self._flush_seconds):
                 self._flush(client)
             self._flush(client)
-        except Exception as error:  # re-raised by close(): a background thread has nobody else to tell
+        except Exception as error:  # noqa: BLE001 (re-raised by close(): a thread has nobody else to tell)
             self._error = error
 
     def _flush(self, client: Any) -> None:

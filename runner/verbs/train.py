@@ -55,7 +55,9 @@ def train(request: Request, screen: Screen) -> Result:
     """Run one experiment to its end and return what result.json says. Raises RunnerError or KeyboardInterrupt."""
     experiment, clock = request.experiment, Clock()
     if (request.run_dir / "result.json").exists():
-        raise ConfigError(f"hydra.run.dir={relative(request.run_dir)}: holds a run already; type another folder")
+        raise ConfigError(
+            f"hydra.run.dir={relative(request.run_dir)}: holds a run already; type another folder"
+        )
     with clock.phase("check"):
         address = None if experiment.dry_run else ray_cluster.cluster_address(experiment.scaling.address)
         machine = find_machine(experiment, address, request.import_roots)
@@ -90,7 +92,9 @@ def find_machine(experiment: Experiment, address: str | None, import_roots: tupl
 def open_run(request: Request, plan: Plan) -> RunRecord:
     """Create the MLflow run and write down everything that is known before it starts."""
     tracking = request.experiment.tracking
-    record = open_record(tracking, request.outputs, tracking.run_name or request.run_dir.name, request.parent_run_id)
+    record = open_record(
+        tracking, request.outputs, tracking.run_name or request.run_dir.name, request.parent_run_id
+    )
     if record.run_id is None:
         return record
     commit, diff = provenance.git_state(Path.cwd())
@@ -129,7 +133,13 @@ def launch(
         working_dir=Path.cwd(),
         import_roots=request.import_roots,
     )
-    result: Result = {"run_id": record.run_id, "status": "FAILED", "metrics": {}, "best": {}, "weights_sha256": None}
+    result: Result = {
+        "run_id": record.run_id,
+        "status": "FAILED",
+        "metrics": {},
+        "best": {},
+        "weights_sha256": None,
+    }
     launched = time.time()
 
     def received(values: dict[str, Any]) -> None:
@@ -163,11 +173,13 @@ def launch(
         record.log_artifact(request.run_dir / "result.json")
         record.finish(result["status"])
     best = best_checkpoint(request.run_dir / "checkpoints")
-    screen.finished(result, plan, record.uri, best)
+    screen.finished(result, record.uri, best)
     return result
 
 
-def dry_run(request: Request, plan: Plan, data: DataFacts, splits: Any, screen: Screen, clock: Clock) -> Result:
+def dry_run(
+    request: Request, plan: Plan, data: DataFacts, splits: Any, screen: Screen, clock: Clock
+) -> Result:
     """Build everything and take one batch forward and backward, in this process: no Ray, no Horovod, no MLflow."""
     from dataclasses import replace
 
@@ -180,7 +192,7 @@ def dry_run(request: Request, plan: Plan, data: DataFacts, splits: Any, screen: 
     screen.banner(request.run_dir.name, plan, None, None, request.run_dir)
     alone = replace(plan, resources=replace(plan.resources, num_workers=1))
     with clock.phase("dry_run"):
-        worker.settle(request.experiment, plan, rank=0)
+        worker.settle(request.experiment, plan)
         learner = worker.build_learner(request.experiment, plan, data, SingleProcess(), torch.device("cpu"))
         ingest = TensorIngest(splits, alone, request.experiment.seed, 0, torch.device("cpu"))
         batch = next(ingest.steps(0))[0]
@@ -192,7 +204,12 @@ def dry_run(request: Request, plan: Plan, data: DataFacts, splits: Any, screen: 
         f"dry run: {rows} rows {tuple(batch.inputs.shape[1:])} → {tuple(outputs.shape[1:])}, "
         f"loss {loss.item():.4g}, {sum(p.numel() for p in learner.model.parameters()):,} parameters; nothing was launched"
     )
-    return {"run_id": None, "status": "DRY_RUN", "metrics": {"train/loss": loss.item()}, "seconds": clock.seconds}
+    return {
+        "run_id": None,
+        "status": "DRY_RUN",
+        "metrics": {"train/loss": loss.item()},
+        "seconds": clock.seconds,
+    }
 
 
 def write_result(run_dir: Path, result: Result) -> None:
