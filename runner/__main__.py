@@ -20,7 +20,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runner import config
-from runner.errors import ConfigError, Interrupted, RunnerError, nearest
+from runner.errors import ConfigError, RunnerError, nearest
+from runner.executors import ray_cluster
 from runner.report.console import Screen, error_line
 from runner.reword import EXPECTED, reword
 from runner.sweep.grid import Grid
@@ -29,6 +30,7 @@ from runner.verbs.train import Request, train
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
 VERBS = ("train",)
+_terminations: list[int] = []
 
 
 def main() -> None:
@@ -44,8 +46,7 @@ def main() -> None:
             traceback.print_exc()
         error_line(error)
     except KeyboardInterrupt:
-        error_line(Interrupted("interrupted by Ctrl-C"))
-        code = Interrupted.exit_code
+        code = _interrupted()
     sys.stdout.flush()
     sys.exit(code)
 
@@ -144,7 +145,19 @@ def _compose(overrides: list[str]) -> DictConfig:
 
 
 def _terminate(number: int, frame: Any) -> None:
-    raise Interrupted("terminated by SIGTERM", exit_code=128 + number)
+    """SIGTERM goes the way of Ctrl-C; Ray re-raises it without its message, so the signal is kept aside."""
+    _terminations.append(number)
+    raise KeyboardInterrupt
+
+
+def _interrupted() -> int:
+    """End within seconds, though Ray may have got the signal too and answer nothing any more."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    error_line("terminated by SIGTERM" if _terminations else "interrupted by Ctrl-C")
+    ray_cluster.stop()
+    sys.stdout.flush()
+    os._exit(143 if _terminations else 130)
 
 
 if __name__ == "__main__":

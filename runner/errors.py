@@ -37,19 +37,6 @@ class TrainingError(RunnerError):
     """A rank failed while it trained."""
 
 
-class Interrupted(RunnerError):  # noqa: N818 (an outcome, not an error)
-    """Ctrl-C (130) or SIGTERM (143); the run is marked KILLED."""
-
-    exit_code = 130
-
-    def __init__(self, message: str, exit_code: int = 130) -> None:
-        super().__init__(message, exit_code)
-        self.exit_code = exit_code
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 def refuse(key: str, value: Any, allowed: str, instead: str | None = None) -> ConfigError:
     """The one form of a config error: key, value, what is allowed, what to type."""
     line = f"{key}={value}: {allowed}"

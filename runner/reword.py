@@ -40,7 +40,7 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
     wrong = next(
         (override for override in overrides if key and override.lstrip("+~").startswith(f"{key}=")), key
     )
-    message = " ".join(str(getattr(cause, "msg", None) or cause).split())
+    message = " ".join(str(getattr(cause, "msg", None) or cause).split("full_key:")[0].split())
     return ConfigError(f"{wrong}: {message}" if wrong else message)
 
 

@@ -67,9 +67,7 @@ class Scheduler:
 
     interval: Interval = Interval.step
     warmup_epochs: float = 0.0
-    warmup_start: float | None = (
-        None  # fraction of the scaled LR; null: start at the base LR (Goyal et al. 2017)
-    )
+    warmup_start: float | None = None  # fraction of the scaled LR; null: from the base LR
     target: Target = field(default_factory=dict)
 
 
@@ -77,9 +75,7 @@ class Scheduler:
 class LRScaling:
     """`target` maps κ = global_batch_size / base_batch_size to the multiplier of the base LR."""
 
-    base_batch_size: int | None = (
-        None  # null: trainer.batch_size, so that κ = num_workers × accumulation_steps
-    )
+    base_batch_size: int | None = None  # null: trainer.batch_size
     target: Target = field(default_factory=dict)
 
 
@@ -95,9 +91,7 @@ class Scaling:
     use_gpu: bool | None = None  # null: where the machine and the Horovod build have them
     resources_per_worker: Resources = field(default_factory=Resources)
     placement_strategy: str = "PACK"
-    address: str | None = (
-        None  # a Ray cluster; null: RAY_ADDRESS, else a local Ray; "local": always a local Ray
-    )
+    address: str | None = None  # of a Ray cluster; null: RAY_ADDRESS, else a local Ray; "local": always
 
 
 @dataclass

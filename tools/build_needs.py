@@ -96,7 +96,7 @@ def find_toolkit(env: Mapping[str, str]) -> Cuda | None:
 def run_nvcc(nvcc: Path) -> Cuda | None:
     """Ask nvcc for its version and home: the one on the PATH may be a wrapper that lies elsewhere."""
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
-    command = [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull]
+    command = [str(nvcc), "--dryrun", "-x", "cu", "-E", os.devnull]
     dry_run = subprocess.run(command, capture_output=True, text=True, check=False)
     return parse_toolkit(version.stdout, dry_run.stderr)
 

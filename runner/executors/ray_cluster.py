@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -41,7 +44,8 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
 
     if ray.is_initialized():
         return
-    level = logging.INFO if verbose else logging.ERROR
+    # Quiet below CRITICAL: what Ray logs as an error arrives as an exception too, and is reported once.
+    level = logging.INFO if verbose else logging.CRITICAL
     for name in ("ray", "ray.tune", "ray.train", "ray._private", "ray.data"):
         logging.getLogger(name).setLevel(level)
     options: dict[str, Any] = {
@@ -66,6 +70,21 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
         signal.signal(
             signal.SIGTERM, before
         )  # Ray's own handler would end the process without a final status
+
+
+def stop(seconds: float = 3.0) -> None:
+    """Leave Ray in bounded time; what is left of a local Ray after that is killed."""
+    ray = sys.modules.get("ray")
+    if ray is None:
+        return
+    import psutil
+
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(seconds)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def runtime_env(import_roots: tuple[str, ...]) -> dict[str, Any]:

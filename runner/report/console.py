@@ -83,12 +83,20 @@ class Screen:
 
     def jobs(self, results: Sequence[dict[str, Any]], run_id: str | None) -> None:
         """The table that ends a multirun."""
-        table = Table(title="multirun" + (f" {run_id}" if run_id else ""), title_justify="left")
+        title = f"multirun, mlflow run {run_id}" if run_id else "multirun"
+        rows = [
+            (str(result["job"]), " ".join(result["overrides"]), result["status"], _outcome(result))
+            for result in results
+        ]
+        if not self._console.is_terminal:
+            for line in (f"── {title}", *("  ".join(row) for row in rows)):
+                self.line(line)
+            return
+        table = Table(title=title, title_justify="left")
         for column in ("job", "overrides", "status", "result"):
             table.add_column(column, overflow="fold")
-        for result in results:
-            outcome = result.get("error") or metrics_line(result.get("metrics", {}))
-            table.add_row(str(result["job"]), " ".join(result["overrides"]), result["status"], outcome)
+        for row in rows:
+            table.add_row(*row)
         self._console.print(table)
 
     def _panel(self, title: str, lines: Sequence[str]) -> None:
@@ -123,10 +131,16 @@ def relative(path: Path) -> Path:
     return path if shorter.startswith("..") else Path(shorter)
 
 
-def error_line(error: BaseException) -> None:
+def error_line(error: object) -> None:
     """One line on stderr, red on a terminal."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text(f"error: {error}", style="bold red"))
+
+
+def _outcome(result: dict[str, Any]) -> str:
+    """A job's error, or its validation metrics."""
+    metrics = {key: value for key, value in result.get("metrics", {}).items() if key.startswith("val/")}
+    return result.get("error") or metrics_line(metrics)
 
 
 def _number(value: float) -> str:

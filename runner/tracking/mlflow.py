@@ -51,17 +51,20 @@ class MlflowTracker:
         with torch.no_grad():
             outputs = model(example)
         mlflow.set_tracking_uri(self._uri)
+        options = {
+            "name": "model",
+            "signature": infer_signature(example.numpy(), outputs.numpy()),
+            "input_example": example.numpy(),
+            # Given, not inferred: inference would load the model again in a subprocess, for seconds.
+            "pip_requirements": [f"{name}=={_public_version(name)}" for name in ("torch", "numpy", "mlflow")],
+        }
         with mlflow.start_run(run_id=self._run_id, log_system_metrics=False):
-            mlflow.pytorch.log_model(
-                model,
-                name="model",
-                signature=infer_signature(example.numpy(), outputs.numpy()),
-                input_example=example.numpy(),
-                # Given, not inferred: inference would load the model again in a subprocess, for seconds.
-                pip_requirements=[
-                    f"{name}=={_public_version(name)}" for name in ("torch", "numpy", "mlflow")
-                ],
-            )
+            try:
+                # The default, torch.export, needs no code of the user's to load.
+                mlflow.pytorch.log_model(model, **options)
+            except Exception as error:  # noqa: BLE001 (torch.export raises many types for what it cannot trace)
+                print(f"the model cannot be exported ({type(error).__name__}); stored as a pickle instead")
+                mlflow.pytorch.log_model(model, serialization_format="pickle", **options)
 
     def close(self) -> None:
         self._closing.set()

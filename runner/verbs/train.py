@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import config, preflight, provenance
-from runner.errors import ConfigError, Interrupted
+from runner.errors import ConfigError
 from runner.executors import ray_cluster
 from runner.plan import DataFacts, Machine, Plan, make_plan, plan_resources
 from runner.rank_log import Follower, log_path
@@ -74,8 +74,12 @@ def train(request: Request, screen: Screen) -> Result:
     with clock.phase("start"), ThreadPoolExecutor(1) as background:
         # Creating the store takes seconds the first time, Ray's start as well: side by side.
         opening = background.submit(open_run, request, plan)
-        if address is None:
-            ray_cluster.start(None, machine.cpus, request.import_roots, experiment.verbose)
+        try:
+            if address is None:
+                ray_cluster.start(None, machine.cpus, request.import_roots, experiment.verbose)
+        except BaseException as error:
+            opening.result().finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            raise
         record = opening.result()
     return launch(request, plan, data, splits, record, screen, clock)
 
@@ -157,8 +161,8 @@ def launch(
     try:
         horovod_trainer.run(job, splits, received)
         result["status"] = "FINISHED"
-    except (KeyboardInterrupt, Interrupted) as stop:
-        result |= {"status": "KILLED", "error": str(stop) or "interrupted"}
+    except KeyboardInterrupt as stop:
+        result |= {"status": "KILLED", "error": str(stop) or "interrupted by Ctrl-C"}
         raise
     except Exception as error:
         result["error"] = str(error)

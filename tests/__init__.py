@@ -1,0 +1,1 @@
+"""One file a room; end_to_end/ runs the whole house."""

@@ -1,0 +1,139 @@
+"""What a machine can run: exact refusals, and remedies that are accepted when typed."""
+
+import os
+import re
+
+import pytest
+
+from runner import preflight
+from runner.errors import PreflightError
+from runner.plan import Machine, ResourcePlan, plan_resources
+from tests.fakes import LAPTOP, make_experiment
+
+GPU = "scaling.resources_per_worker.GPU"
+CPU = "scaling.resources_per_worker.CPU"
+
+
+def refusal(settings, machine):
+    with pytest.raises(PreflightError) as refused:
+        preflight.check_resources(plan_resources(make_experiment(settings), machine), machine)
+    return str(refused.value)
+
+
+def remedies(message):
+    """Each alternative after `type`, as settings."""
+    values = {"false": False, "true": True}
+    alternatives = re.split(" or |, or ", message.partition("; type ")[2])
+    found = [dict(part.split("=") for part in line.split() if "=" in part) for line in alternatives]
+    return [
+        {
+            key: values.get(text, float(text) if "per_worker" in key else text)
+            if text in values or "per_worker" in key
+            else int(text)
+            for key, text in settings.items()
+        }
+        for settings in found
+        if settings
+    ]
+
+
+REFUSED = [
+    (
+        {"scaling.num_workers": 40},
+        LAPTOP,
+        "scaling.num_workers=40: 40 workers × 0.1 CPU need 4 CPUs, this machine has 2; "
+        "type scaling.num_workers=20",
+    ),
+    (
+        {"scaling.num_workers": 4, CPU: 1.0},
+        LAPTOP,
+        "scaling.num_workers=4: 4 workers × 1 CPU need 4 CPUs, this machine has 2; "
+        "type scaling.num_workers=2 or scaling.resources_per_worker.CPU=0.5",
+    ),
+    (
+        {"scaling.num_workers": 1, CPU: 4.0},
+        LAPTOP,
+        "scaling.num_workers=1: 1 workers × 4 CPU need 4 CPUs, this machine has 2; "
+        "type scaling.resources_per_worker.CPU=2",
+    ),
+    (
+        {"scaling.num_workers": 40, CPU: 4.0},
+        LAPTOP,
+        "scaling.num_workers=40: 40 workers × 4 CPU need 160 CPUs, this machine has 2; "
+        "type scaling.num_workers=2 scaling.resources_per_worker.CPU=1",
+    ),
+    (
+        {"scaling.num_workers": 4},
+        Machine(cpus=2, is_cluster=True),
+        "scaling.num_workers=4: 4 workers × 1 CPU need 4 CPUs, the cluster has 2; "
+        "type scaling.num_workers=2 or scaling.resources_per_worker.CPU=0.5",
+    ),
+    (
+        {"scaling.use_gpu": True},
+        LAPTOP,
+        "scaling.num_workers=2: 2 workers × 1 GPU need 2 GPUs, this machine has 0; type scaling.use_gpu=false",
+    ),
+    (
+        {"scaling.use_gpu": True, "scaling.num_workers": 3},
+        Machine(cpus=8, gpus=2, horovod_gpu=True),
+        "scaling.num_workers=3: 3 workers × 1 GPU need 3 GPUs, this machine has 2; "
+        "type scaling.num_workers=2 or scaling.use_gpu=false",
+    ),
+    (
+        {"scaling.use_gpu": True, GPU: 1.0},  # scaling=gpu
+        LAPTOP,
+        "scaling.num_workers=2: 2 workers × 1 GPU need 2 GPUs, this machine has 0; type scaling.use_gpu=false",
+    ),
+    (
+        {"scaling.use_gpu": True},
+        Machine(cpus=8, gpus=2),
+        "scaling.use_gpu=true: this Horovod was built without NCCL; type scaling.use_gpu=false, "
+        "or rebuild it where nvcc and a CUDA build of torch are installed (see CONTRIBUTING.md)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "machine", "message"), REFUSED)
+def test_refusal_says_what_is_needed_what_there_is_and_what_to_type(settings, machine, message):
+    assert refusal(settings, machine) == message
+
+
+@pytest.mark.parametrize(("settings", "machine"), [case[:2] for case in REFUSED])
+def test_every_remedy_that_a_refusal_names_is_accepted(settings, machine):
+    proposed = remedies(refusal(settings, machine))
+    assert proposed
+    for remedy in proposed:
+        resources = plan_resources(make_experiment({**settings, **remedy}), machine)
+        preflight.check_resources(resources, machine)
+
+
+@pytest.mark.parametrize("workers", range(1, 21))
+def test_up_to_ten_workers_a_core_share_a_small_machine(workers):
+    preflight.check_resources(
+        plan_resources(make_experiment({"scaling.num_workers": workers}), LAPTOP), LAPTOP
+    )
+
+
+def test_reserved_cpus_are_not_for_workers():
+    preflight.check_resources(ResourcePlan(2, 0.5, 0.0, reserved_cpus=1.0), LAPTOP)
+    with pytest.raises(PreflightError, match="2 workers × 1 CPU need 2 CPUs, this machine has 1; "):
+        preflight.check_resources(ResourcePlan(2, 1.0, 0.0, reserved_cpus=1.0), LAPTOP)
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus"),
+    [
+        ("max 100000\n", 8.0),
+        ("200000 100000\n", 2.0),
+        ("150000 100000\n", 1.0),
+        ("50000 100000\n", 1.0),
+        ("1600000 100000\n", 8.0),
+        (None, 8.0),
+    ],
+)
+def test_cpus_are_those_of_the_affinity_within_the_container_quota(tmp_path, monkeypatch, quota, cpus):
+    monkeypatch.setattr(preflight, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    assert preflight.this_machine(want_gpu=False) == Machine(cpus=cpus)

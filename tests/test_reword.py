@@ -1,0 +1,124 @@
+"""Hydra's errors of several lines, as exactly one."""
+
+import pytest
+
+from runner.errors import ConfigError
+from runner.reword import EXPECTED, reword
+from tests.composed import compose
+
+KEYS = (
+    "model, dataset, optimizer, lr_scaling, scheduler, scaling, trainer, checkpoint, horovod, tracking, "
+    "seed, dry_run, verbose"
+)
+
+
+def reworded(*overrides):
+    with pytest.raises(EXPECTED) as raised:
+        compose(overrides)
+    error = reword(raised.value, list(overrides), compose)
+    assert type(error) is ConfigError
+    assert error.exit_code == 2
+    assert "\n" not in str(error)
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model=mpl", "model=mpl: no such option; conf/model has linear, mlp; type model=mlp"),
+        (
+            "experiment=digit",
+            "experiment=digit: no such option; conf/experiment has digits, quickstart; type experiment=digits",
+        ),
+        ("lr_scaling=xyzzy", "lr_scaling=xyzzy: no such option; conf/lr_scaling has linear, none, sqrt"),
+    ],
+)
+def test_unknown_option(override, line):
+    assert reworded(override) == line
+
+
+def test_unknown_group():
+    line = reworded("modle=mlp")
+    head, _, rest = line.partition("; the config has ")
+    known, _, remedy = rest.partition("; ")
+    assert head == "modle: no such key"
+    assert sorted(known.split(", ")) == sorted(KEYS.split(", "))
+    assert remedy == "type model=mlp"
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "trainer.epohs=3",
+            "trainer.epohs: no such key; trainer has epochs, batch_size, accumulation_steps, deterministic, "
+            "limit_batches; type trainer.epochs=3",
+        ),
+        (
+            "optimizer.momentun=0.9",
+            "optimizer.momentun: no such key; optimizer has _target_, lr, momentum, weight_decay, nesterov; "
+            "type optimizer.momentum=0.9",
+        ),
+        (
+            "scaling.resources_per_worker.CPPU=1",
+            "scaling.resources_per_worker.CPPU: no such key; scaling.resources_per_worker has CPU, GPU; "
+            "type scaling.resources_per_worker.CPU=1",
+        ),
+        (
+            "trainer.xyzzy=3",
+            "trainer.xyzzy: no such key; trainer has epochs, batch_size, accumulation_steps, deterministic, "
+            "limit_batches",
+        ),
+    ],
+)
+def test_unknown_key(override, line):
+    assert reworded(override) == line
+
+
+def test_unknown_key_beside_good_overrides():
+    assert reworded("model=linear", "trainer.epohs=3", "seed=1").endswith("; type trainer.epochs=3")
+
+
+def test_misspelt_group_of_a_dotted_key_names_the_nearest_group():
+    line = reworded("optimzer.lr=1")
+    assert line.startswith("optimzer: no such key; the config has ")
+    assert line.endswith("; type optimizer.lr=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "trainer.epochs=abc",
+            "trainer.epochs=abc: Value 'abc' of type 'str' could not be converted to Integer",
+        ),
+        ("seed=a", "seed=a: Value 'a' of type 'str' could not be converted to Integer"),
+        (
+            "checkpoint.keep=1.5",
+            "checkpoint.keep=1.5: Value '1.5' of type 'float' could not be converted to Integer",
+        ),
+        (
+            "trainer.epochs=[1,2]",
+            "trainer.epochs=[1,2]: Value '[1, 2]' of type 'list' could not be converted to Integer",
+        ),
+        (
+            "horovod.compression=fp32",
+            "horovod.compression=fp32: Invalid value 'fp32', expected one of [none, fp16]",
+        ),
+        ("trainer.epochs=null", "trainer.epochs=null: field 'trainer.epochs' is not Optional"),
+        ("trainer.epochs=", "trainer.epochs=: Value '' of type 'str' could not be converted to Integer"),
+        (
+            "horovod.nics=lo",
+            "horovod.nics=lo: Invalid value assigned: str is not a ListConfig, list or tuple.",
+        ),
+        ("~trainer.epochs", "trainer.epochs: Trainer (DictConfig) does not support deletion"),
+        ("~model.foo", "model.foo: Could not delete from config. 'model.foo' does not exist."),
+    ],
+)
+def test_wrong_value(override, line):
+    assert reworded(override) == line
+
+
+@pytest.mark.parametrize("override", ["trainer.epochs", "model.hidden=[1", "seed=(", "a b=c"])
+def test_what_is_no_override(override):
+    assert reworded(override) == f"{override}: not an override; type key=value, or python -m runner --help"
