@@ -36,7 +36,6 @@ _terminations: list[int] = []
 def main() -> None:
     """Run the command line and exit with 0, 1 (failed), 2 (refused), 130 or 143 (interrupted)."""
     full_trace = bool(os.environ.get("HYDRA_FULL_ERROR")) or "verbose=true" in sys.argv
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     signal.signal(signal.SIGTERM, _terminate)
     try:
         code = run(sys.argv[1:])
@@ -64,6 +63,7 @@ def run(arguments: list[str]) -> int:
     config.register_schema()
     jobs = Jobs(roots)
     sys.argv[1:] = arguments
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(jobs)()
     except EXPECTED as error:

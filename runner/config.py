@@ -7,8 +7,10 @@ keys split off here and the rest bound against the target's signature. Everythin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any, cast, get_type_hints
 
 from hydra.core.config_store import ConfigStore
@@ -29,7 +31,9 @@ def register_schema() -> None:
     fields: list[tuple[str, Any, Any]] = []
     for name, kind in _kinds(Experiment).items():
         if _is_open(kind):
-            fields.append((name, dict[str, Any], dataclasses.field(default_factory=dict)))
+            # The group's own keys are there from the start, so that they can be overridden without a `+`.
+            default: Any = functools.partial(dict, _own_defaults(kind))
+            fields.append((name, dict[str, Any], dataclasses.field(default_factory=default)))
         elif dataclasses.is_dataclass(kind):
             fields.append((name, kind, dataclasses.field(default_factory=cast(Any, kind))))
         else:
@@ -120,6 +124,14 @@ def _kinds(datatype: type) -> dict[str, Any]:
 
 def _is_open(kind: Any) -> bool:
     return kind == schema.Target or (dataclasses.is_dataclass(kind) and "target" in _kinds(cast(type, kind)))
+
+
+def _own_defaults(kind: Any) -> dict[str, Any]:
+    if kind == schema.Target:
+        return {}
+    defaults = dataclasses.asdict(kind())
+    del defaults["target"]
+    return {key: value.name if isinstance(value, Enum) else value for key, value in defaults.items()}
 
 
 def _default(datatype: type, name: str) -> Any:

@@ -124,8 +124,13 @@ def test_a_package_whose_import_raises_is_named_with_its_error(code):
 def test_check_accepts_what_build_can_call(shapes):
     check(LINEAR, "model")
     check({"_target_": f"{shapes}.area", "width": None}, "model")
-    check({"_target_": f"{shapes}.total", "_args_": [1, 2, 3], "any": 4}, "model")
+    check({"_target_": f"{shapes}.area", "_args_": [1, 2]}, "model")
     check({"_target_": f"{shapes}.weigh", "lr": 0.1}, "optimizer", positional=1)
+
+
+def test_check_accepts_any_number_of_arguments_where_the_callable_does(shapes):
+    check({"_target_": f"{shapes}.total", "_args_": [1, 2, 3], "any": 4}, "model")
+    assert "model.first=???" in refusal(check, {"_target_": f"{shapes}.total", "any": 4}, "model")
 
 
 def test_check_refuses_a_misspelt_argument_with_the_nearest(shapes):
@@ -178,7 +183,7 @@ def test_check_looks_into_nested_targets_and_names_their_key():
 
 def test_check_lets_a_partial_leave_arguments_open_but_not_misspell_them(shapes):
     check({"_target_": f"{shapes}.area", "_partial_": True}, "model")
-    with pytest.raises(ConfigError, match="type model.height=3"):
+    with pytest.raises(ConfigError, match=r"type model\.height=3"):
         check({"_target_": f"{shapes}.area", "_partial_": True, "hight": 3}, "model")
 
 

@@ -9,11 +9,13 @@ from runner.errors import ConfigError
 from tests.composed import compose, load
 
 
+def load_and_check(*overrides):
+    config.check_targets(load(*overrides))
+
+
 def refusal(*overrides, targets=False):
     with pytest.raises(ConfigError) as refused:
-        experiment = load(*overrides)
-        if targets:
-            config.check_targets(experiment)
+        (load_and_check if targets else load)(*overrides)
     message = str(refused.value)
     assert "\n" not in message
     return message
@@ -87,18 +89,24 @@ def test_an_experiment_is_plain_data_that_pickles_without_omegaconf():
     [
         (
             "+trainer.foo=1",
-            "trainer.foo: no such key in trainer, which has epochs, batch_size, accumulation_steps, "
-            "deterministic, limit_batches",
+            (
+                "trainer.foo: no such key in trainer, which has epochs, batch_size, accumulation_steps, "
+                "deterministic, limit_batches"
+            ),
         ),
         (
             "+trainer.epoch=1",
-            "trainer.epoch: no such key in trainer, which has epochs, batch_size, accumulation_steps, "
-            "deterministic, limit_batches; did you mean trainer.epochs?",
+            (
+                "trainer.epoch: no such key in trainer, which has epochs, batch_size, accumulation_steps, "
+                "deterministic, limit_batches; did you mean trainer.epochs?"
+            ),
         ),
         (
             "+scaling.resources_per_worker.GPUS=1",
-            "scaling.resources_per_worker.GPUS: no such key in scaling.resources_per_worker, "
-            "which has CPU, GPU; did you mean scaling.resources_per_worker.GPU?",
+            (
+                "scaling.resources_per_worker.GPUS: no such key in scaling.resources_per_worker, "
+                "which has CPU, GPU; did you mean scaling.resources_per_worker.GPU?"
+            ),
         ),
     ],
 )
@@ -121,13 +129,17 @@ def test_a_key_added_at_the_top_is_refused_with_the_nearest():
         ),
         (
             "+dataset.val_fractoin=0.1",
-            "dataset.val_fractoin=0.1: datasets.tables.digits takes val_fraction, seed; "
-            "type dataset.val_fraction=0.1",
+            (
+                "dataset.val_fractoin=0.1: datasets.tables.digits takes val_fraction, seed; "
+                "type dataset.val_fraction=0.1"
+            ),
         ),
         (
             "lr_scaling._target_=runner.lr_scaling.liner",
-            "lr_scaling._target_=runner.lr_scaling.liner: runner.lr_scaling has no liner; "
-            "type lr_scaling._target_=runner.lr_scaling.linear",
+            (
+                "lr_scaling._target_=runner.lr_scaling.liner: runner.lr_scaling has no liner; "
+                "type lr_scaling._target_=runner.lr_scaling.linear"
+            ),
         ),
         (
             "+lr_scaling.kapa=2",
@@ -208,8 +220,8 @@ def test_a_value_out_of_range_is_refused_and_the_remedy_is_accepted(key, value, 
         ("trainer.epochs=${optimizer.lrr}", "trainer.epochs: Interpolation key 'optimizer.lrr' not found"),
         (
             "tracking.uri=${oc.env:RUNNER_NOT_SET}",
-            "tracking.uri: KeyError raised while resolving interpolation: "
-            "\"Environment variable 'RUNNER_NOT_SET' not found\"",
+            ("tracking.uri: KeyError raised while resolving interpolation: "
+            "\"Environment variable 'RUNNER_NOT_SET' not found\""),
         ),
         ("~model._target_", "model._target_=???: a dotted path is needed; type model=<an option of conf/model>"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner import __main__ as door
-from runner.errors import ConfigError, RunnerError, Terminated
+from runner.errors import ConfigError, RunnerError
 from tests.composed import CONF
 
 PROJECT = CONF.parent
@@ -108,29 +108,37 @@ def test_the_command_line_loads_neither_torch_nor_ray_nor_mlflow():
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (ConfigError("x"), 2),
-        (RunnerError("x"), 1),
-        (Terminated(), 143),
-        (KeyboardInterrupt(), 130),
-    ],
+    ("error", "code"), [(ConfigError("what to type"), 2), (RunnerError("what to type"), 1)]
 )
-def test_exit_codes(monkeypatch, capsys, error, code):
+def test_an_error_ends_with_its_exit_code_and_one_line(monkeypatch, capsys, error, code):
     def run(arguments):
         raise error
 
-    assert exit_code(monkeypatch, run) == code
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(door, "run", run)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            door.main()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert ended.value.code == code
+    assert capsys.readouterr().err == "error: what to type\n"
 
 
-def test_sigterm_ends_the_process_with_143(monkeypatch, capsys):
-    def run(arguments):
-        os.kill(os.getpid(), signal.SIGTERM)
-        pytest.fail("the signal was ignored")
-
-    assert exit_code(monkeypatch, run) == 143
-    assert "terminated by SIGTERM" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [(signal.SIGINT, 130, "interrupted by Ctrl-C"), (signal.SIGTERM, 143, "terminated by SIGTERM")],
+)
+def test_a_signal_ends_the_process_with_its_exit_code_and_one_line(number, code, line):
+    program = (
+        "import os\nfrom runner import __main__ as door\n"
+        f"door.run = lambda arguments: os.kill(os.getpid(), {int(number)})\ndoor.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (code, f"error: {line}\n")
 
 
 def test_code_is_imported_from_the_project_then_here_then_beside_the_config_dir(here):
@@ -147,6 +155,7 @@ def test_import_roots_are_not_repeated(monkeypatch):
 
 
 def test_a_user_s_own_files_never_hide_the_project_s(here):
-    (here / "runner.py").write_text("raise SystemExit('hidden')")
-    done = runner("model=mpl", cwd=here)
-    assert done.returncode == 2
+    sys.path[:] = [str(here), *sys.path]
+    refusal("model=mpl")
+    assert sys.path[:2] == [str(PROJECT), str(here)]
+    assert "" not in sys.path

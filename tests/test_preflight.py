@@ -41,32 +41,42 @@ REFUSED = [
     (
         {"scaling.num_workers": 40},
         LAPTOP,
-        "scaling.num_workers=40: 40 workers × 0.1 CPU need 4 CPUs, this machine has 2; "
-        "type scaling.num_workers=20",
+        (
+            "scaling.num_workers=40: 40 workers × 0.1 CPU need 4 CPUs, this machine has 2; "
+            "type scaling.num_workers=20"
+        ),
     ),
     (
         {"scaling.num_workers": 4, CPU: 1.0},
         LAPTOP,
-        "scaling.num_workers=4: 4 workers × 1 CPU need 4 CPUs, this machine has 2; "
-        "type scaling.num_workers=2 or scaling.resources_per_worker.CPU=0.5",
+        (
+            "scaling.num_workers=4: 4 workers × 1 CPU need 4 CPUs, this machine has 2; "
+            "type scaling.num_workers=2 or scaling.resources_per_worker.CPU=0.5"
+        ),
     ),
     (
         {"scaling.num_workers": 1, CPU: 4.0},
         LAPTOP,
-        "scaling.num_workers=1: 1 workers × 4 CPU need 4 CPUs, this machine has 2; "
-        "type scaling.resources_per_worker.CPU=2",
+        (
+            "scaling.num_workers=1: 1 workers × 4 CPU need 4 CPUs, this machine has 2; "
+            "type scaling.resources_per_worker.CPU=2"
+        ),
     ),
     (
         {"scaling.num_workers": 40, CPU: 4.0},
         LAPTOP,
-        "scaling.num_workers=40: 40 workers × 4 CPU need 160 CPUs, this machine has 2; "
-        "type scaling.num_workers=2 scaling.resources_per_worker.CPU=1",
+        (
+            "scaling.num_workers=40: 40 workers × 4 CPU need 160 CPUs, this machine has 2; "
+            "type scaling.num_workers=2 scaling.resources_per_worker.CPU=1"
+        ),
     ),
     (
         {"scaling.num_workers": 4},
         Machine(cpus=2, is_cluster=True),
-        "scaling.num_workers=4: 4 workers × 1 CPU need 4 CPUs, the cluster has 2; "
-        "type scaling.num_workers=2 or scaling.resources_per_worker.CPU=0.5",
+        (
+            "scaling.num_workers=4: 4 workers × 1 CPU need 4 CPUs, the cluster has 2; "
+            "type scaling.num_workers=2 or scaling.resources_per_worker.CPU=0.5"
+        ),
     ),
     (
         {"scaling.use_gpu": True},
@@ -76,8 +86,10 @@ REFUSED = [
     (
         {"scaling.use_gpu": True, "scaling.num_workers": 3},
         Machine(cpus=8, gpus=2, horovod_gpu=True),
-        "scaling.num_workers=3: 3 workers × 1 GPU need 3 GPUs, this machine has 2; "
-        "type scaling.num_workers=2 or scaling.use_gpu=false",
+        (
+            "scaling.num_workers=3: 3 workers × 1 GPU need 3 GPUs, this machine has 2; "
+            "type scaling.num_workers=2 or scaling.use_gpu=false"
+        ),
     ),
     (
         {"scaling.use_gpu": True, GPU: 1.0},  # scaling=gpu
@@ -87,8 +99,10 @@ REFUSED = [
     (
         {"scaling.use_gpu": True},
         Machine(cpus=8, gpus=2),
-        "scaling.use_gpu=true: this Horovod was built without NCCL; type scaling.use_gpu=false, "
-        "or rebuild it where nvcc and a CUDA build of torch are installed (see CONTRIBUTING.md)",
+        (
+            "scaling.use_gpu=true: this Horovod was built without NCCL; type scaling.use_gpu=false, "
+            "or rebuild it where nvcc and a CUDA build of torch are installed (see CONTRIBUTING.md)"
+        ),
     ),
 ]
 

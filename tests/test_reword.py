@@ -51,23 +51,31 @@ def test_unknown_group():
     [
         (
             "trainer.epohs=3",
-            "trainer.epohs: no such key; trainer has epochs, batch_size, accumulation_steps, deterministic, "
-            "limit_batches; type trainer.epochs=3",
+            (
+                "trainer.epohs: no such key; trainer has epochs, batch_size, accumulation_steps, deterministic, "
+                "limit_batches; type trainer.epochs=3"
+            ),
         ),
         (
             "optimizer.momentun=0.9",
-            "optimizer.momentun: no such key; optimizer has _target_, lr, momentum, weight_decay, nesterov; "
-            "type optimizer.momentum=0.9",
+            (
+                "optimizer.momentun: no such key; optimizer has _target_, lr, momentum, weight_decay, nesterov; "
+                "type optimizer.momentum=0.9"
+            ),
         ),
         (
             "scaling.resources_per_worker.CPPU=1",
-            "scaling.resources_per_worker.CPPU: no such key; scaling.resources_per_worker has CPU, GPU; "
-            "type scaling.resources_per_worker.CPU=1",
+            (
+                "scaling.resources_per_worker.CPPU: no such key; scaling.resources_per_worker has CPU, GPU; "
+                "type scaling.resources_per_worker.CPU=1"
+            ),
         ),
         (
             "trainer.xyzzy=3",
-            "trainer.xyzzy: no such key; trainer has epochs, batch_size, accumulation_steps, deterministic, "
-            "limit_batches",
+            (
+                "trainer.xyzzy: no such key; trainer has epochs, batch_size, accumulation_steps, deterministic, "
+                "limit_batches"
+            ),
         ),
     ],
 )

@@ -159,9 +159,12 @@ def build_wheel(facts: Facts, directory: Path, work: Path) -> Path:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     env = build_env(facts, os.environ, directory, jobs(os.cpu_count() or 1, memory))
     pip = [sys.executable, "-m", "pip"]
+    minutes = 4 if facts.variant == "cuda" else 2
+    if facts.torch_cuda is not None and facts.variant == "cpu":
+        say(f"horovod: torch has CUDA {facts.torch_cuda}, but no nvcc of it is here: building without NCCL")
     say(
         f"horovod: building {VERSION} for torch {facts.torch}, {facts.python}, {facts.variant}; "
-        f"takes about 2 minutes on 2 cores, log in {log}"
+        f"takes about {minutes} minutes on 2 cores, log in {log}"
     )
     requirements = work / "requirements.txt"
     requirements.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")

@@ -1,0 +1,83 @@
+"""Refusals before launch and interruptions after it, with the deadlines that users are promised."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from tests.end_to_end.conftest import Finished, environment
+
+
+def test_more_than_the_machine_has_is_refused_in_three_seconds(command: Callable[..., Finished]) -> None:
+    before = time.monotonic()
+    done = command("scaling=local", "scaling.num_workers=64", "scaling.resources_per_worker.CPU=1")
+    assert time.monotonic() - before < 3
+    assert done.code == 2
+    cpus = len(os.sched_getaffinity(0))
+    assert done.stderr == (
+        f"error: scaling.num_workers=64: 64 workers × 1 CPU need 64 CPUs, this machine has {cpus}; "
+        f"type scaling.num_workers={cpus}\n"
+    )
+    assert not list((done.folder / "outputs").glob("mlflow*"))
+
+
+def test_a_dry_run_takes_a_batch_without_ray_or_horovod(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from runner.__main__ import run\n"
+        "code = run(['dry_run=true', 'scaling.num_workers=4'])\n"
+        "assert not {'ray', 'horovod', 'mlflow'} & set(sys.modules), 'nothing of the launch may be imported'\n"
+        "sys.exit(code)\n"
+    )
+    before = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - before < 5
+    assert done.returncode == 0, done.stderr
+    assert "lr 0.1 (base, batch 32) × 4 (linear: 128/32) = 0.4" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("dry run: 32 rows (64,) → (10,), loss 2.3")
+    assert not (tmp_path / "outputs" / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_ends_in_ten_seconds_as_killed(
+    tmp_path: Path, background: Callable[..., subprocess.Popen[str]], number: int, code: int
+) -> None:
+    process = background("trainer.epochs=100000")
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("epoch "):
+            break
+    own = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    assert own
+    os.kill(process.pid, number)
+    before = time.monotonic()
+    assert process.wait(20) == code
+    assert time.monotonic() - before < 10
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) for pid in own) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [pid for pid in own if psutil.pid_exists(pid)] == []
+    (path,) = (tmp_path / "outputs" / "runs").rglob("result.json")
+    result = json.loads(path.read_text())
+    assert result["status"] == "KILLED"
+    assert (
+        MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db").get_run(result["run_id"]).info.status
+        == "KILLED"
+    )

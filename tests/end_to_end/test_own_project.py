@@ -1,0 +1,58 @@
+"""A user's model, dataset and configs outside the checkout; their output, their errors, their sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from tests.end_to_end.conftest import Finished
+
+MINE = ("--config-dir", "configs", "experiment=mine")
+
+
+def test_it_trains_without_a_change_to_the_checkout(project: Path, command: Callable[..., Finished]) -> None:
+    done = command(*MINE, "tracking=none")
+    assert done.code == 0, done.stderr
+    (result,) = done.results()
+    assert result["metrics"]["epoch"] == 2
+    log = (result["folder"] / "logs" / "rank-1.log").read_text().splitlines()
+    assert log == ["built with width 4", "a line from below Python"]
+    assert done.stdout.splitlines().count("built with width 4") == 1  # rank 0's alone is on screen
+
+
+def test_the_first_error_is_reported_once_with_the_users_line(
+    project: Path, command: Callable[..., Finished]
+) -> None:
+    done = command(*MINE, "model.fail_on_rank=1")
+    assert done.code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"error: rank 1: ValueError: the sky fell ({project}/models/tanh.py:14; full trace in "
+    )
+    (result,) = done.results()
+    assert result["status"] == "FAILED"
+    assert "the sky fell" in (result["folder"] / "logs" / "rank-1.log").read_text()
+    client = MlflowClient(f"sqlite:///{project}/outputs/mlflow.db")
+    assert client.get_run(result["run_id"]).info.status == "FAILED"
+
+
+def test_a_multirun_goes_on_after_a_failed_job(project: Path, command: Callable[..., Finished]) -> None:
+    done = command("--multirun", *MINE, "model.fail_on_rank=0,null", "model.width=2,3")
+    assert done.code == 1
+    results = done.results()
+    assert [result["status"] for result in results] == ["FAILED", "FAILED", "FINISHED", "FINISHED"]
+    client = MlflowClient(f"sqlite:///{project}/outputs/mlflow.db")
+    (experiment,) = [found for found in client.search_experiments() if found.name == "runner"]
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if run.data.tags.get("runner.kind") == "multirun"]
+    children = {
+        run.info.run_id for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    }
+    assert children == {result["run_id"] for result in results}
+    assert parent.info.status == "FAILED"
+    table = done.stdout.splitlines()[-4:]
+    assert [line.split()[0] for line in table] == ["0", "1", "2", "3"]
+    assert "model.fail_on_rank=0 model.width=2  FAILED  rank 0: ValueError: the sky fell" in table[0]
+    assert "FINISHED  val/loss" in table[3]

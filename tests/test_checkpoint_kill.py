@@ -1,0 +1,131 @@
+"""SIGKILL at any moment of a commit leaves the previous checkpoint or the complete new one (fault 15)."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.composed import CONF
+
+OFFSETS = 20  # in time, and as many in lines of the code
+
+# One process imports torch, forks a child for each offset and looks at what the killed child left.
+PROGRAM = '''
+import json, os, signal, sys, threading, time
+from pathlib import Path
+import torch
+from runner import checkpoint
+
+mode, root, offsets = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(1)
+
+def commit(folder, epoch):
+    weights = {"w": torch.full((100, 100), float(epoch))}
+    checkpoint.commit(folder, f"epoch-{epoch:04d}", weights, {"step": epoch}, {"epoch": epoch})
+
+def lines(limit=None):
+    """Counts the lines of checkpoint.py as they run; at line `limit` the process kills itself."""
+    seen = [0]
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != checkpoint.__file__:
+            return None
+        if event == "line":
+            seen[0] += 1
+            if seen[0] == limit:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    sys.settrace(trace)
+    return seen
+
+def child(folder, offset):
+    if mode == "lines":
+        commit(folder, 1)
+        lines(offset)
+        commit(folder, 2)
+    elif mode == "again":  # the last epoch once more, as after a resume
+        commit(folder, 1)
+        commit(folder, 2)
+        lines(offset)
+        commit(folder, 2)
+    else:
+        epoch = 0
+        while True:
+            epoch += 1
+            commit(folder, epoch)
+
+def examine(folder):
+    newest = checkpoint.latest(folder)
+    if newest is None:
+        return {"loaded": None}
+    manifest, state = checkpoint.load(newest)
+    whole = bool((state["weights"]["w"] == manifest["epoch"]).all()) and state["step"] == manifest["epoch"]
+    committed = [int(path.name[6:]) for path in checkpoint.committed(folder)]
+    verified = []
+    for path in checkpoint.committed(folder):
+        try:
+            checkpoint.verify(path)
+            verified.append(int(path.name[6:]))
+        except checkpoint.CheckpointError:
+            pass
+    left = [path.name for path in folder.glob("tmp-*")]
+    commit(folder, 9000)
+    after = [path.name for path in folder.glob("tmp-*")]
+    return {"loaded": manifest["epoch"], "whole": whole, "committed": committed, "verified": verified,
+            "left": left, "after": after}
+
+commit(root / "warm", 1)
+started = time.perf_counter()
+commit(root / "warm", 2)
+seconds = time.perf_counter() - started
+seen = lines()
+commit(root / "warm", 3)
+sys.settrace(None)
+total, found = seen[0], []
+if mode == "time":
+    moments = [seconds * 2 * index / offsets for index in range(offsets)]
+else:
+    moments = sorted({1 + index * total // offsets for index in range(offsets)} | {total - 1, total})
+for index, at in enumerate(moments):
+    folder = root / f"{mode}-{index}"
+    pid = os.fork()
+    if pid == 0:
+        child(folder, at)
+        os._exit(0)
+    if mode == "time":
+        deadline = time.time() + 10
+        while not (folder / "epoch-0001").exists() and time.time() < deadline:
+            time.sleep(0.001)
+        time.sleep(at)
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    found.append({"killed": os.WIFSIGNALED(status), **examine(folder)})
+print(json.dumps(found))
+'''
+
+
+def kill(mode, root):
+    command = [sys.executable, "-c", PROGRAM, mode, str(root), str(OFFSETS)]
+    done = subprocess.run(command, cwd=CONF.parent, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) >= OFFSETS
+    assert all(outcome["killed"] for outcome in found)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["time", "lines", "again"])
+def test_a_kill_during_a_commit_leaves_a_whole_checkpoint(tmp_path, mode):
+    found = kill(mode, tmp_path)
+    for outcome in found:
+        assert outcome["loaded"] is not None, "nothing could be loaded"
+        assert outcome["whole"]
+        assert outcome["after"] == [], "the next commit left the half-written one lying"
+        assert outcome["loaded"] == max(outcome["verified"])
+    if mode == "time":
+        # Nothing that had been committed is lost or torn: 1 … n, all of them good.
+        for outcome in found:
+            assert outcome["verified"] == outcome["committed"] == list(range(1, outcome["loaded"] + 1))
+    else:
+        assert {outcome["loaded"] for outcome in found} == {1, 2}
+    assert any(outcome["left"] for outcome in found), "no kill hit a commit while it wrote"

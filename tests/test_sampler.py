@@ -1,0 +1,47 @@
+"""Index arithmetic: every row once, in an order that knows nothing of ranks."""
+
+import pytest
+import torch
+
+from runner.ingest.sampler import epoch_order, part
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 17, 1000])
+def test_an_epoch_s_order_is_a_permutation(rows):
+    assert sorted(epoch_order(rows, 0, 0).tolist()) == list(range(rows))
+
+
+def test_the_order_depends_on_seed_plus_epoch_alone():
+    torch.manual_seed(1)
+    first = epoch_order(100, 3, 4)
+    torch.manual_seed(2)
+    assert torch.equal(first, epoch_order(100, 3, 4))
+    assert torch.equal(first, epoch_order(100, 0, 7))
+    assert torch.equal(first, torch.randperm(100, generator=torch.Generator().manual_seed(7)))
+
+
+def test_epochs_and_seeds_have_different_orders():
+    orders = {tuple(epoch_order(100, seed, epoch).tolist()) for seed in (0, 100) for epoch in range(20)}
+    assert len(orders) == 40
+
+
+def test_drawing_an_order_leaves_torch_s_own_random_numbers_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    epoch_order(100, 0, 0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 8, 31])
+def test_parts_follow_one_another_cover_all_rows_and_differ_by_one_at_most(rows, parts):
+    slices = [part(rows, parts, index) for index in range(parts)]
+    assert [row for found in slices for row in range(rows)[found]] == list(range(rows))
+    sizes = [found.stop - found.start for found in slices]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_sizes_of_the_parts_of_ten_rows():
+    sizes = [(found.start, found.stop) for found in (part(10, 4, index) for index in range(4))]
+    assert sizes == [(0, 2), (2, 5), (5, 7), (7, 10)]

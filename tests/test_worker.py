@@ -1,0 +1,211 @@
+"""One rank from build to report, in this process: what it checkpoints, selects, reports and records."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from runner import checkpoint, worker
+from runner.communicator import SingleProcess
+from runner.errors import TrainingError
+from runner.loop import TrainState
+from runner.plan import DataFacts, ResourcePlan, make_plan
+from runner.schema import Mode
+from tests.fakes import make_experiment, on_ranks
+
+ROWS, VAL_ROWS = 24, 6
+
+
+@pytest.fixture(autouse=True)
+def torch_settings():
+    """Put back what `settle` changes in the process."""
+    threads, environment = torch.get_num_threads(), dict(os.environ)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def splits():
+    draws = np.random.default_rng(0)
+    train, val = (draws.standard_normal((rows, 3)).astype(np.float32) for rows in (ROWS, VAL_ROWS))
+    return {"train": (train, train[:, :1] * 2), "val": (val, val[:, :1] * 2)}
+
+
+def job_of(tmp_path, settings=None):
+    experiment = make_experiment(
+        {"scaling.num_workers": 1, "trainer.batch_size": 8, "trainer.epochs": 4, **(settings or {})}
+    )
+    data = DataFacts(ROWS, VAL_ROWS, (3,), 1)
+    plan = make_plan(experiment, data, ResourcePlan(1, 1.0, 0.0))
+    return worker.Job(experiment, plan, data, tmp_path / "run", None, None, tmp_path, ())
+
+
+def trained(tmp_path, settings=None):
+    """(job, all epochs' metrics, the last report)."""
+    job, reports = job_of(tmp_path, settings), []
+    worker.train(job, splits(), SingleProcess(), reports.append)
+    return job, [epoch for report in reports for epoch in report["epochs"]], reports[-1]
+
+
+def names(job):
+    return [path.name for path in checkpoint.committed(job.run_dir / "checkpoints")]
+
+
+def test_every_epoch_is_reported_once_and_the_last_report_sums_up(tmp_path):
+    job, epochs, last = trained(tmp_path)
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3, 4]
+    assert last["best"] == min(epochs, key=lambda epoch: epoch["val/loss"])
+    assert sorted(last) == ["best", "epochs", "seconds", "started", "weights_sha256"]
+    _, state = checkpoint.load(job.run_dir / "checkpoints" / "epoch-0004")
+    assert last["weights_sha256"] == checkpoint.weights_sha256(state["weights"])
+    json.dumps(last)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_gives_others(tmp_path):
+    hashes = [
+        trained(tmp_path / str(n), {"seed": seed})[2]["weights_sha256"] for n, seed in enumerate((0, 0, 1))
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({}, [3, 4]),
+        ({"checkpoint.keep": 9}, [1, 2, 3, 4]),
+        ({"checkpoint.keep": 9, "checkpoint.every_epochs": 3, "checkpoint.monitor": "epoch"}, [1, 3, 4]),
+        ({"checkpoint.keep": 1, "checkpoint.monitor": "epoch"}, [1, 4]),  # the least epoch is the best
+        ({"checkpoint.keep": 1, "checkpoint.monitor": "epoch", "checkpoint.mode": Mode.max}, [4]),
+        ({"checkpoint.enabled": False}, []),
+    ],
+)
+def test_which_checkpoints_are_left(tmp_path, settings, left):
+    job, epochs, _ = trained(tmp_path, settings)
+    losses = [epoch["val/loss"] for epoch in epochs]
+    assert losses == sorted(losses, reverse=True)  # so by val/loss each epoch is the best so far
+    assert names(job) == [f"epoch-{epoch:04d}" for epoch in left]
+
+
+def test_a_checkpoint_says_where_the_training_stood(tmp_path):
+    job, epochs, _ = trained(tmp_path)
+    manifest, state = checkpoint.load(job.run_dir / "checkpoints" / "epoch-0003")
+    assert (manifest["epoch"], manifest["step"], manifest["num_workers"]) == (3, 9, 1)
+    assert (manifest["is_best"], manifest["best"]) == (True, epochs[2]["val/loss"])
+    assert manifest["metrics"] == epochs[2]
+    assert state["schedule"]["step"] == 9
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.1
+
+
+def test_the_learner_has_the_scaled_lr_and_the_data_s_sizes(tmp_path):
+    job = job_of(tmp_path, {"lr_scaling.base_batch_size": 2, "scheduler.warmup_epochs": 1.0})
+    learner = worker.build_learner(job.experiment, job.plan, job.data, SingleProcess(), torch.device("cpu"))
+    assert learner.model.layers[1].weight.shape == (1, 3)
+    assert learner.schedule.lr == pytest.approx(0.1)  # the warm-up starts at the base LR …
+    for _ in range(3):
+        learner.optimizer.step()
+        learner.schedule.advance()
+    assert learner.schedule.lr == pytest.approx(0.4)  # … and ends at 0.1 × 8/2
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "chosen"),
+    [
+        (Mode.min, [3, 2, 2, 4, 1], [True, True, False, False, True]),
+        (Mode.max, [3, 2, 3, 4, 1], [True, False, False, True, False]),
+    ],
+)
+def test_an_epoch_is_selected_when_it_is_better_than_all_before(mode, values, chosen):
+    experiment, state = make_experiment({"checkpoint.mode": mode}), TrainState()
+    assert [worker.select(state, {"val/loss": value}, experiment) for value in values] == chosen
+    assert state.best == (1 if mode is Mode.min else 4)
+
+
+def test_an_epoch_with_nan_is_not_the_best():
+    experiment, state = make_experiment(), TrainState()
+    found = [
+        worker.select(state, {"val/loss": value}, experiment)
+        for value in (float("nan"), 2.0, float("nan"), 1.0)
+    ]
+    assert found == [False, True, False, True]
+
+
+def test_an_unknown_monitor_is_refused_with_those_there_are():
+    experiment = make_experiment({"checkpoint.monitor": "val/acc"})
+    with pytest.raises(TrainingError) as refused:
+        worker.select(TrainState(), {"val/mae": 1.0, "val/loss": 2.0}, experiment)
+    assert str(refused.value) == (
+        "checkpoint.monitor=val/acc: no such metric; this task has val/loss, val/mae"
+    )
+
+
+def test_the_best_checkpoint_is_the_newest_that_was_best(tmp_path):
+    assert worker.best_checkpoint(tmp_path) is None
+    paths = [
+        checkpoint.commit(tmp_path, f"epoch-{epoch:04d}", {}, {}, {"is_best": best})
+        for epoch, best in ((1, True), (2, True), (3, False))
+    ]
+    assert worker.best_checkpoint(tmp_path) == paths[1]
+
+
+def test_a_torn_checkpoint_is_not_the_best(tmp_path):
+    """A kill while an old checkpoint was deleted leaves a folder without its manifest."""
+    good = checkpoint.commit(tmp_path, "epoch-0001", {}, {}, {"is_best": True})
+    (tmp_path / "epoch-0002").mkdir()
+    assert worker.best_checkpoint(tmp_path) == good
+
+
+def test_ranks_with_different_weights_are_an_error():
+    def rank(communicator, offset):
+        model = torch.nn.Linear(2, 1)
+        torch.nn.init.constant_(model.weight, 1.0 + offset * communicator.rank)
+        torch.nn.init.zeros_(model.bias)
+        return worker.agree(model, communicator)
+
+    same = on_ranks(3, lambda communicator: rank(communicator, 0.0))
+    assert len(set(same)) == 1
+    with pytest.raises(TrainingError, match="the ranks ended with different weights"):
+        on_ranks(3, lambda communicator: rank(communicator, 2**-20))
+
+
+def test_a_failing_rank_records_its_error_and_logs_its_trace(tmp_path):
+    job = job_of(tmp_path)
+
+    def connect():
+        raise ValueError("no peers")
+
+    here, path = os.getcwd(), list(sys.path)  # noqa: PTH109
+    try:
+        with pytest.raises(ValueError, match="no peers"):
+            worker.train_loop_per_worker(job, splits(), connect, print, rank=2)
+    finally:
+        os.chdir(here)
+        sys.path[:] = path
+    record = json.loads((job.run_dir / "errors" / "rank-2.json").read_text())
+    assert (record["rank"], record["type"], record["message"]) == (2, "ValueError", "no peers")
+    assert record["line"] == f"{__file__}:{connect.__code__.co_firstlineno + 1}"
+    assert "ValueError: no peers" in (job.run_dir / "logs" / "rank-2.log").read_text()
+
+
+def test_a_rank_enters_the_driver_s_directory_and_import_roots(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/a", "/b"])
+    job = job_of(tmp_path)
+    worker.enter(
+        worker.Job(**{**vars(job), "import_roots": ("/first", "/b", "/second"), "working_dir": tmp_path})
+    )
+    assert sys.path == ["/first", "/second", "/a", "/b"]
+    assert os.getcwd() == str(tmp_path)  # noqa: PTH109
+
+
+def test_deterministic_settings_hold_before_anything_is_built(tmp_path):
+    job = job_of(tmp_path, {"trainer.deterministic": True, "seed": 5})
+    worker.settle(job.experiment, job.plan)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert torch.get_num_threads() == job.plan.resources.threads == 1
+    assert torch.initial_seed() == 5
