@@ -71,7 +71,7 @@ def locate(path: Any, key: str = "_target_") -> Any:
     parts = path.split(".")
     for depth in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:depth])
-        if not _exists(module_name):
+        if not _exists(module_name, key, path):
             continue
         found: Any = _import(module_name, key, path)
         for position, part in enumerate(parts[depth:], start=depth):
@@ -100,11 +100,15 @@ def _check_arguments(target: Callable[..., Any], node: Mapping[str, Any], key: s
         return
     parameters = list(signature.parameters.values())
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        parameters = parameters[positional:]
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    taken_already = by_position[:positional]
+    many = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    parameters = [parameter for parameter in parameters if parameter not in taken_already]
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     given = arguments(node)
     taken = f"{node['_target_']} takes {', '.join(named) or 'no arguments'}"
+    if positional > len(by_position) and not many:
+        raise refuse(f"{key}._args_", node.get("_args_", []), f"too many: {taken}")
     for name, value in given.items():
         if name not in named and not open_ended:
             close = nearest(name, named)
@@ -116,11 +120,16 @@ def _check_arguments(target: Callable[..., Any], node: Mapping[str, Any], key: s
             raise refuse(f"{key}.{name}", "???", f"needed: {taken}", f"+{key}.{name}=…")
 
 
-def _exists(module_name: str) -> bool:
+def _exists(module_name: str, key: str, path: str) -> bool:
     try:
         return importlib.util.find_spec(module_name) is not None
     except (ImportError, AttributeError, ValueError):  # a parent is missing, or is no package
         return False
+    except Exception as error:  # a parent package raises while it is imported
+        parent = module_name.rpartition(".")[0]
+        raise ConfigError(
+            f"{key}={path}: importing {parent} failed with {type(error).__name__}: {error}"
+        ) from error
 
 
 def _import(module_name: str, key: str, path: str) -> Any:

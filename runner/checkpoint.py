@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,6 +71,9 @@ def verify(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path / MANIFEST}: schema version {version}, this runner reads {SCHEMA_VERSION}"
         )
+    for file in (STATE, WEIGHTS):
+        if file not in recorded:
+            raise CheckpointError(f"{path / MANIFEST}: does not list {file}")
     for file, expected in recorded.items():
         try:
             found = _describe(path / file)
@@ -83,13 +87,17 @@ def verify(path: Path) -> dict[str, Any]:
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(manifest, state) of a verified checkpoint; `state["weights"]` is the model's state_dict. Never unpickles code."""
     manifest = verify(path)
-    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        raise CheckpointError(f"{path / STATE}: holds more than tensors and plain values, or none") from error
     return manifest, state
 
 
 def committed(root: Path) -> list[Path]:
     """Checkpoints under `root`, oldest first; half-written ones are not among them."""
-    return sorted(path for path in root.glob("epoch-*") if path.is_dir())
+    found = (path for path in root.glob("epoch-*") if path.is_dir())
+    return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def latest(root: Path) -> Path | None:

@@ -134,7 +134,7 @@ class Plan:
     def for_scheduler(self, scheduler: Scheduler) -> dict[str, int]:
         """The lengths that a torch scheduler may leave to the plan, in its own interval, after the warm-up."""
         if scheduler.interval.value == "epoch":
-            length = self.epochs - math.ceil(self.learning_rate.warmup_epochs)
+            length = self.epochs - self.warmup_steps // self.steps_per_epoch
         else:
             length = self.total_steps - self.warmup_steps
         length = max(1, length)
@@ -171,6 +171,8 @@ def plan_resources(experiment: Experiment, machine: Machine) -> ResourcePlan:
     scaling = experiment.scaling
     workers = scaling.num_workers
     gpus = scaling.resources_per_worker.GPU
+    if scaling.use_gpu is False:
+        gpus = 0.0
     if gpus is None:
         wanted = machine.gpus > 0 and machine.horovod_gpu if scaling.use_gpu is None else scaling.use_gpu
         gpus = 1.0 if wanted else 0.0

@@ -17,6 +17,8 @@ EXPECTED = (
     MissingConfigException,
     OverrideParseException,
     OmegaConfBaseException,
+    TypeError,  # of Hydra itself, where a group is given a value that is no name
+    ValueError,
 )
 
 
@@ -29,6 +31,8 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
         return ConfigError(f"{error.override}: not an override; type key=value, or python -m runner --help")
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
+    if isinstance(error, TypeError | ValueError) and not isinstance(error, OmegaConfBaseException):
+        return _no_name(error, overrides, compose)
     text = str(error)
     unknown = re.search(r"Could not (?:override|delete|append).*?'([^']+)'", text)
     if unknown and "defaults list" in text:
@@ -55,6 +59,18 @@ def _missing_option(error: MissingConfigException) -> ConfigError:
     return ConfigError(f"{line}; type {group}={close}" if close else line)
 
 
+def _no_name(error: BaseException, overrides: Sequence[str], compose: Any) -> ConfigError:
+    for override in overrides:
+        try:
+            compose([override])
+        except (TypeError, ValueError):
+            group = override.lstrip("+~").partition("=")[0]
+            return ConfigError(
+                f"{override}: a group takes the name of an option; type {group}=<an option of conf/{group}>"
+            )
+    return ConfigError(" ".join(str(error).split()))
+
+
 def _unknown_group(name: str, compose: Any) -> ConfigError:
     config = compose([])
     groups = sorted(str(key) for key in config) if isinstance(config, DictConfig) else []
@@ -65,7 +81,8 @@ def _unknown_group(name: str, compose: Any) -> ConfigError:
 
 def _unknown_key(key: str, overrides: Sequence[str], compose: Any) -> ConfigError:
     """Compose again without the override at fault, and look at the keys beside it."""
-    others = [override for override in overrides if override.lstrip("+~").partition("=")[0] != key]
+    at_fault = [o for o in overrides if f"{o.lstrip('+~').partition('=')[0]}.".startswith(f"{key}.")]
+    others = [override for override in overrides if override not in at_fault]
     parent, _, name = key.rpartition(".")
     try:
         node = compose(others)
@@ -74,11 +91,9 @@ def _unknown_key(key: str, overrides: Sequence[str], compose: Any) -> ConfigErro
         known = [str(found) for found in node]
     except Exception:  # noqa: BLE001 (a second error beside the first: report the first without the neighbours)
         known = []
-    value = next((o.partition("=")[2] for o in overrides if o.lstrip("+~").partition("=")[0] == key), "")
+    rest = next((o.lstrip("+~").removeprefix(key) for o in at_fault), "")  # "=value" or ".more=value"
     close = nearest(name, known)
     line = f"{key}: no such key" + (f"; {parent or 'the config'} has {', '.join(known)}" if known else "")
     if not close:
         return ConfigError(line)
-    return ConfigError(
-        f"{line}; type {parent + '.' if parent else ''}{close}" + (f"={value}" if value else "")
-    )
+    return ConfigError(f"{line}; type {parent + '.' if parent else ''}{close}{rest}")

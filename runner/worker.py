@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import sys
@@ -154,7 +155,7 @@ def select(state: TrainState, metrics: dict[str, float], experiment: Experiment)
         raise TrainingError(f"checkpoint.monitor={monitor}: no such metric; this task has {known}")
     sign = 1 if experiment.checkpoint.mode is Mode.max else -1
     value = metrics[monitor]
-    if state.best is not None and not sign * value > sign * state.best:
+    if math.isnan(value) or (state.best is not None and not sign * value > sign * state.best):
         return False
     state.best = value
     return True
@@ -193,7 +194,8 @@ def save(
 def best_checkpoint(root: Path) -> Path | None:
     """The newest checkpoint that was the best when it was written."""
     for path in reversed(checkpoint.committed(root)):
-        if json.loads((path / checkpoint.MANIFEST).read_text())["is_best"]:
+        manifest = path / checkpoint.MANIFEST  # gone where a deletion was cut short
+        if manifest.exists() and json.loads(manifest.read_text())["is_best"]:
             return path
     return None
 

@@ -155,14 +155,26 @@ class Planted:
         return (open, (str(self._canary), "w"))
 
 
-def test_a_pickle_with_code_in_it_is_refused_and_not_run(saved, tmp_path):
-    canary = tmp_path / "canary"
-    (saved / STATE).write_bytes(pickle.dumps({"weights": Planted(canary)}, protocol=2))
-    described = checkpoint._describe(saved / STATE)
-    rewrite(saved, files={STATE: described, WEIGHTS: checkpoint._describe(saved / WEIGHTS)})
-    message = refusal(saved)
-    assert not canary.exists()
-    assert message.startswith(f"{saved / STATE}: ")
+@pytest.fixture
+def planted(saved, tmp_path):
+    """A checkpoint whose state runs code when it is unpickled, with a manifest that vouches for it."""
+    (saved / STATE).write_bytes(pickle.dumps({"weights": Planted(tmp_path / "canary")}, protocol=2))
+    content = (saved / STATE).read_bytes()
+    described = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    files = json.loads((saved / MANIFEST).read_text())["files"]
+    rewrite(saved, files={**files, STATE: described})
+    return saved
+
+
+def test_code_in_a_pickle_is_not_run(planted, tmp_path):
+    checkpoint.verify(planted)
+    with pytest.raises((CheckpointError, pickle.UnpicklingError)):
+        checkpoint.load(planted)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_pickle_with_code_in_it_is_refused_in_one_line(planted):
+    assert refusal(planted).startswith(f"{planted / STATE}: ")
 
 
 def test_latest_is_the_newest_that_verifies(tmp_path):

@@ -158,6 +158,13 @@ def test_a_key_unknown_to_the_optimizer_or_the_scheduler_is_refused(group):
     assert message.endswith(f"; type ~{group}.xyzzy")
 
 
+def test_an_optimizer_that_takes_no_lr_is_refused():
+    others = [f"~optimizer.{key}" for key in ("momentum", "weight_decay", "nesterov")]
+    assert refusal("optimizer._target_=torch.optim.Optimizer", *others, targets=True) == (
+        "optimizer.lr=0.1: torch.optim.Optimizer takes defaults; type ~optimizer.lr"
+    )
+
+
 def test_the_default_targets_take_their_arguments():
     config.check_targets(load())
 

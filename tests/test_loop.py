@@ -12,7 +12,7 @@ from runner.communicator import SingleProcess
 from runner.errors import TrainingError
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
-from runner.loop import Learner, TrainState, evaluate, fit, step
+from runner.loop import Learner, TrainState, evaluate, fit, step, train_epoch
 from runner.objective import objective
 from runner.schedule import Schedule
 from runner.schema import Interval, Task
@@ -155,6 +155,19 @@ def test_an_epoch_s_metrics_and_their_names():
     assert list(metrics[0]) == expected
     for epoch in metrics:
         assert epoch["throughput/samples_per_second"] * epoch["seconds/epoch"] == pytest.approx(50)
+
+
+def test_the_time_of_an_epoch_is_the_slowest_rank_s():
+    class SlowPeer(SingleProcess):
+        def allgather(self, tensor):
+            return torch.stack([tensor, torch.tensor([0.0, 48.0, 600.0], dtype=torch.float64)])
+
+    splits, plan = regression(48), plan_for(1, 24, rows=48, val_rows=7)
+    learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
+    ingest = TensorIngest(splits, plan, SEED, 0, CPU)
+    metrics = train_epoch(TrainState(), learner, ingest, SlowPeer())
+    assert metrics["seconds/epoch"] == 600.0
+    assert metrics["throughput/samples_per_second"] == 96 / 600
 
 
 def test_fit_goes_on_from_the_state_it_is_given():

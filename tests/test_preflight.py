@@ -128,6 +128,11 @@ def test_up_to_ten_workers_a_core_share_a_small_machine(workers):
     )
 
 
+def test_rounding_of_shares_refuses_nothing_that_fits():
+    assert 100 * 0.07 > 7
+    preflight.check_resources(ResourcePlan(100, 0.07, 0.0), Machine(cpus=7))
+
+
 def test_reserved_cpus_are_not_for_workers():
     preflight.check_resources(ResourcePlan(2, 0.5, 0.0, reserved_cpus=1.0), LAPTOP)
     with pytest.raises(PreflightError, match="2 workers × 1 CPU need 2 CPUs, this machine has 1; "):

@@ -59,7 +59,7 @@ def test_unknown_group():
         (
             "optimizer.momentun=0.9",
             (
-                "optimizer.momentun: no such key; optimizer has _target_, lr, momentum, weight_decay, nesterov; "
+                "optimizer.momentun: no such key; optimizer has lr, _target_, momentum, weight_decay, nesterov; "
                 "type optimizer.momentum=0.9"
             ),
         ),

@@ -21,8 +21,10 @@ def outputs(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_user_settings(monkeypatch):
+    """Neither the user's settings nor what mlflow.set_tracking_uri leaves in the environment."""
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -73,7 +75,8 @@ def test_a_child_run_carries_its_parent(outputs, record):
     assert read(child).data.tags["mlflow.parentRunId"] == record.run_id
 
 
-def test_params_of_any_number_length_and_key_arrive(record):
+def test_params_of_any_number_length_and_key_arrive(record, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")  # MLflow then refuses what is too long
     params = {f"group.key{number}": number for number in range(250)}
     params |= {"long": "x" * 9000, "betas": [0.9, 0.999], "null": None, "a@b+c%d": 1, "λ/plan": "κ"}
     record.log_params(params)
@@ -130,14 +133,6 @@ def test_of_artifacts_that_wait_under_one_name_the_newest_is_uploaded(record, tm
     assert artifacts(record, "checkpoints") == ["checkpoints/best", "checkpoints/last"]
     assert content(record, "checkpoints/last/state") == "epoch-0002"
     assert content(record, "checkpoints/best/state") == "epoch-0001"
-
-
-def test_a_single_file_is_uploaded_under_its_name(record, tracker, tmp_path):
-    (tmp_path / "curve.txt").write_text("hello")
-    tracker.log_artifact(tmp_path / "curve.txt", "plots/loss.txt")
-    tracker.close()
-    assert artifacts(record, "plots") == ["plots/loss.txt"]
-    assert content(record, "plots/loss.txt") == "hello"
 
 
 def test_a_second_upload_leaves_no_file_of_the_first(record, tmp_path):

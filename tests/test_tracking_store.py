@@ -45,9 +45,11 @@ print(json.dumps([[os.waitpid(pid, 0)[1], os.read(answer, 100).decode()] for pid
 def outputs(tmp_path_factory):
     """One store for this file: creating it takes seconds."""
     outputs = tmp_path_factory.mktemp("outputs")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     done = subprocess.run(
         [sys.executable, "-c", STARTER, str(outputs)],
         cwd=CONF.parent,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -58,8 +60,10 @@ def outputs(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_user_settings(monkeypatch):
+    """Neither the user's settings nor what mlflow.set_tracking_uri leaves in the environment."""
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 def read(record):

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -27,7 +28,9 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-NOT_SHIPPED = ["outputs", ".git", ".venv", "**/__pycache__"]
+REACH_SECONDS = 2.0
+PROJECT = Path(__file__).resolve().parents[2]
+NOT_SHIPPED = ("outputs", "__pycache__", "node_modules", "venv")
 
 
 def cluster_address(configured: str | None) -> str | None:
@@ -39,6 +42,8 @@ def cluster_address(configured: str | None) -> str | None:
 def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbose: bool) -> None:
     """Start a local Ray or join a cluster, once a process. Raises LaunchError."""
     os.environ.update(ENVIRONMENT)
+    if address is not None:
+        reach(address)
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     import ray
 
@@ -67,9 +72,28 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
         where = f"scaling.address={address}: " if address else ""
         raise LaunchError(f"{where}Ray could not be started: {str(error).splitlines()[0]}") from error
     finally:
-        signal.signal(
-            signal.SIGTERM, before
-        )  # Ray's own handler would end the process without a final status
+        if _token_file().exists():
+            _token_file().chmod(0o600)  # Ray leaves it readable by all
+        # Ray's own handler would end the process without a final status.
+        signal.signal(signal.SIGTERM, before)
+
+
+def reach(address: str) -> None:
+    """Raise LaunchError in seconds where nothing listens (Ray itself would try for ever); use the user's token."""
+    if _token_file().exists():
+        os.environ.setdefault(
+            "RAY_AUTH_MODE", "token"
+        )  # `ray start` does the same; a driver that joins does not
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):  # "auto"
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        raise PreflightError(
+            f"scaling.address={address}: nothing answers there ({error.strerror or error}); start a cluster with "
+            f"`ray start --head --port={port}`, or type scaling.address=local"
+        ) from error
 
 
 def stop(seconds: float = 3.0) -> None:
@@ -89,14 +113,17 @@ def stop(seconds: float = 3.0) -> None:
 
 def runtime_env(import_roots: tuple[str, ...]) -> dict[str, Any]:
     """What every node of a cluster needs: the code of this project and of the user, and the environment."""
-    project = str(Path(__file__).resolve().parents[2])
-    others = [root for root in import_roots if Path(root).resolve() != Path(project)]
-    return {
-        "env_vars": ENVIRONMENT,
-        "working_dir": project,
-        "py_modules": others,
-        "excludes": NOT_SHIPPED,
-    }
+    modules = [str(path) for root in import_roots for path in shipped(Path(root))]
+    return {"env_vars": ENVIRONMENT, "py_modules": modules, "excludes": ["**/__pycache__"]}
+
+
+def shipped(root: Path) -> list[Path]:
+    """The modules and packages directly under an import root; of this project, the three that a worker imports."""
+    if root.resolve() == PROJECT:
+        return [PROJECT / name for name in ("runner", "models", "datasets")]
+    packages = [path for path in root.iterdir() if path.is_dir() and path.name not in NOT_SHIPPED]
+    packages = [path for path in packages if not path.name.startswith(".") and any(path.glob("*.py"))]
+    return sorted([*packages, *root.glob("*.py")])
 
 
 def cluster_machine(horovod_gpu: bool) -> Machine:
@@ -129,6 +156,10 @@ def check_nodes() -> None:
             raise PreflightError(
                 f"node {host} has {found}, this machine {here}: install the same on every node"
             )
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 def _versions() -> str:

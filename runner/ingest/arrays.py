@@ -56,8 +56,10 @@ def describe(splits: Splits, task: Task) -> DataFacts:
 def _columns(columns: Any, split: str, dataset: Dataset) -> tuple[Array, Array]:
     try:
         inputs, targets = (np.asarray(column) for column in columns)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"dataset: split {split} is not a pair (inputs, targets): {error}") from error
+    if not inputs.ndim or not targets.ndim:
+        raise ConfigError(f"dataset: split {split} has a single value where rows are needed")
     if len(inputs) != len(targets):
         raise ConfigError(f"dataset: split {split} has {len(inputs)} inputs but {len(targets)} targets")
     inputs, targets = inputs[: dataset.limit_rows], targets[: dataset.limit_rows]

@@ -14,7 +14,7 @@ class Tracker(Protocol):
     def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
 
     def log_artifact(self, path: Path, name: str) -> None:
-        """Upload a file or folder as `name`; when several wait under one name, only the newest is uploaded."""
+        """Upload the folder `path` as `name`; when several wait under one name, only the newest is uploaded."""
 
     def log_model(self, model: Any, example: Any) -> None:
         """`model` maps a float tensor like `example` [rows, …] to outputs; blocks until it is stored."""

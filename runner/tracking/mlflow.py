@@ -58,13 +58,16 @@ class MlflowTracker:
             # Given, not inferred: inference would load the model again in a subprocess, for seconds.
             "pip_requirements": [f"{name}=={_public_version(name)}" for name in ("torch", "numpy", "mlflow")],
         }
-        with mlflow.start_run(run_id=self._run_id, log_system_metrics=False):
+        mlflow.start_run(run_id=self._run_id, log_system_metrics=False)
+        try:
             try:
                 # The default, torch.export, needs no code of the user's to load.
                 mlflow.pytorch.log_model(model, **options)
             except Exception as error:  # noqa: BLE001 (torch.export raises many types for what it cannot trace)
                 print(f"the model cannot be exported ({type(error).__name__}); stored as a pickle instead")
                 mlflow.pytorch.log_model(model, serialization_format="pickle", **options)
+        finally:
+            mlflow.end_run("RUNNING")  # the driver alone ends the run
 
     def close(self) -> None:
         self._closing.set()
@@ -98,6 +101,8 @@ class MlflowTracker:
             artifacts, self._artifacts = self._artifacts, {}
         for name, path in artifacts.items():
             try:
+                if not path.is_dir():  # MLflow would upload nothing, and say nothing
+                    raise FileNotFoundError(path)
                 client.log_artifacts(self._run_id, str(path), name)
             except FileNotFoundError:
                 with self._lock:  # pruned while it waited: fine as long as a newer one is queued

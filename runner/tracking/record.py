@@ -90,7 +90,7 @@ def tracking_uri(settings: Tracking, outputs: Path) -> str:
         return default_uri(outputs)
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
-    if "://" not in uri and uri != "databricks":
+    if uri.startswith("file:") or ("://" not in uri and uri != "databricks"):
         raise ConfigError(
             f"tracking.uri={uri}: MLflow no longer writes to plain folders; type tracking.uri=sqlite:///mlflow.db"
         )
