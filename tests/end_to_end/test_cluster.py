@@ -1,0 +1,110 @@
+"""Joining a running Ray: the code travels, whole CPUs, and the refusals."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.conftest import Finished, environment
+
+CPUS = 3
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Ray head of its own, which knows nothing of the driver's folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    options = [
+        f"--port={port}",
+        f"--num-cpus={CPUS}",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        "--block",
+    ]
+    elsewhere = tmp_path_factory.mktemp("head")
+    log = (elsewhere / "log").open("w")
+    head = subprocess.Popen(
+        [*ray, "start", "--head", *options],
+        cwd=elsewhere,
+        env=environment(),
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    for _ in range(300):
+        if "--block" in (elsewhere / "log").read_text():
+            break
+        assert head.poll() is None, (elsewhere / "log").read_text()
+        subprocess.run(["sleep", "0.1"], check=True)
+    yield f"127.0.0.1:{port}"
+    for process in (*psutil.Process(head.pid).children(recursive=True), head):  # SIGTERM would drain for 30 s
+        process.kill()
+    head.wait()
+    log.close()
+
+
+def test_it_trains_with_the_users_code_on_whole_cpus(
+    project: Path, address: str, command: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    done = command(
+        "--config-dir",
+        "configs",
+        "experiment=mine",
+        "tracking=none",
+        f"scaling.num_workers={CPUS}",
+        f"scaling.address={address}",
+    )
+    assert done.code == 0, done.stderr
+    assert f"resources {CPUS} workers × 1 CPU" in done.stdout
+    (result,) = done.results()
+    assert result["metrics"]["epoch"] == 2
+    assert "built with width 4" in (result["folder"] / "logs" / "rank-2.log").read_text()
+
+
+def test_more_than_the_cluster_has_is_refused(
+    project: Path, address: str, command: Callable[..., Finished]
+) -> None:
+    done = command("tracking=none", f"scaling.num_workers={CPUS + 1}", f"scaling.address={address}")
+    assert done.code == 2
+    assert done.stderr == (
+        "error: scaling.num_workers=4: 4 workers × 1 CPU need 4 CPUs, the cluster has 3; "
+        "type scaling.num_workers=3 or scaling.resources_per_worker.CPU=0.75\n"
+    )
+
+
+def test_a_cluster_that_does_not_answer_is_refused(tmp_path: Path, command: Callable[..., Finished]) -> None:
+    done = command("tracking=none", "scaling.address=127.0.0.1:1")
+    assert done.code == 2
+    assert done.stderr.startswith(
+        "error: scaling.address=127.0.0.1:1: nothing answers there (Connection refused)"
+    )
+
+
+def test_scaling_local_ignores_ray_address(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "runner",
+            "scaling=local",
+            "scaling.num_workers=64",
+            "scaling.resources_per_worker.CPU=1",
+        ],
+        cwd=tmp_path,
+        env={**environment(), "RAY_ADDRESS": "127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"this machine has {len(os.sched_getaffinity(0))}" in done.stderr

@@ -1,0 +1,94 @@
+"""Every command of the README, run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import environment
+
+PROJECT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    line.partition("  #")[0].strip()
+    for block in BLOCK.findall((PROJECT / "README.md").read_text())
+    for line in block.splitlines()
+]
+TRAINED_ELSEWHERE = "python -m runner model=mlp scaling.num_workers=4"  # test_main_job.py runs just this
+MAKE = ("make run     # set up", "make test    # formatter")  # `make test` is what runs this test
+TRAINING = [line for line in COMMANDS if line.startswith("python -m runner ") and line != TRAINED_ELSEWHERE]
+
+
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line as a user in the activated environment would."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env={**environment(), "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+def test_all_commands_are_covered() -> None:
+    rest = [line for line in COMMANDS if line not in (*TRAINING, TRAINED_ELSEWHERE)]
+    assert rest == [
+        "make run",
+        "make test",
+        "source .venv/bin/activate",
+        'eval "$(runner -sc install=bash)"',
+        "mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db",
+    ]
+
+
+@pytest.mark.parametrize("line", TRAINING)
+def test_the_command_succeeds(line: str, tmp_path: Path) -> None:
+    done = shell(line, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(path.read_text()) for path in (tmp_path / "outputs").rglob("[0-9]*/result.json")]
+    assert {result["status"] for result in results} <= {"FINISHED"}
+    jobs = 0 if re.search("dry_run|--cfg|--help", line) else line.count(",") * 2 or 1
+    assert len(results) == jobs
+
+
+@pytest.mark.parametrize("target", ["run", "test"])
+def test_make_calls_what_the_readme_says(target: str) -> None:
+    done = shell(f"make --no-print-directory -n {target}", PROJECT)
+    assert done.returncode == 0, done.stderr
+    wanted = {
+        "run": ["-m runner model=mlp scaling.num_workers=4"],
+        "test": ["ruff format --check", "ruff check", "mypy", "pytest"],
+    }
+    assert all(command in done.stdout for command in wanted[target])
+
+
+def test_ci_calls_make_test_alone() -> None:
+    lines = [
+        line
+        for line in (PROJECT / ".ci" / "run").read_text().splitlines()
+        if not line.startswith(("#", "set ", "cd "))
+    ]
+    assert [line for line in lines if line] == ["make test"]
+
+
+def test_the_console_script_completes(tmp_path: Path) -> None:
+    installed = shell("runner -sc install=bash", tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    line = "runner model=ml"
+    query = f'export COMP_LINE="{line}" COMP_POINT={len(line)}; {installed.stdout}\n'
+    query += f'COMP_WORDS=({line}); COMP_CWORD=1; hydra_bash_completion; echo "${{COMPREPLY[@]}}"'
+    completed = shell(query, tmp_path)
+    assert "model=mlp" in completed.stdout, completed.stderr
+
+
+def test_mlflow_opens_the_store(tmp_path: Path) -> None:
+    assert shell("mlflow ui --help", tmp_path).returncode == 0
