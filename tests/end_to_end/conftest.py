@@ -30,12 +30,9 @@ class Finished:
 
     def results(self) -> list[dict[str, Any]]:
         """Every result.json under outputs/, oldest run first, with the run's folder as `folder`."""
-        paths = sorted((self.folder / "outputs").rglob("result.json"))
-        return [
-            {**json.loads(path.read_text()), "folder": path.parent}
-            for path in paths
-            if "ray" not in path.parts
-        ]
+        outputs = self.folder / "outputs"
+        runs = [*outputs.glob("runs/*/*/result.json"), *outputs.glob("multiruns/*/*/*/result.json")]
+        return [{**json.loads(path.read_text()), "folder": path.parent} for path in sorted(runs)]
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +34,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--block",
     ]
     elsewhere = tmp_path_factory.mktemp("head")
+    # A folder of its own (short: it holds sockets), so that no other program takes this for the machine's Ray.
+    temporary = tempfile.mkdtemp(prefix="ray-")
+    options.append(f"--temp-dir={temporary}")
     log = (elsewhere / "log").open("w")
     head = subprocess.Popen(
         [*ray, "start", "--head", *options],
@@ -51,6 +56,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.kill()
     head.wait()
     log.close()
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def test_it_trains_with_the_users_code_on_whole_cpus(
