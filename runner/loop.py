@@ -44,13 +44,15 @@ def fit(
 ) -> Iterator[Metrics]:
     """Train epoch by epoch; yields the epoch's metrics (equal on all ranks) after each."""
     while state.epoch < plan.epochs:
-        metrics = train_epoch(state, learner, ingest, communicator)
+        metrics = train_epoch(state, plan, learner, ingest, communicator)
         metrics |= evaluate(plan, learner, ingest, communicator)
         state.epoch += 1
         yield {**metrics, "epoch": state.epoch}
 
 
-def train_epoch(state: TrainState, learner: Learner, ingest: Ingest, communicator: Communicator) -> Metrics:
+def train_epoch(
+    state: TrainState, plan: Plan, learner: Learner, ingest: Ingest, communicator: Communicator
+) -> Metrics:
     """One pass over the rows. `train/loss` is the mean over its rows, `lr` that of its last step, `seconds/epoch`
     the slowest rank's time."""
     started = time.perf_counter()
@@ -64,6 +66,10 @@ def train_epoch(state: TrainState, learner: Learner, ingest: Ingest, communicato
     seconds = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
     gathered = communicator.allgather(torch.cat([sums.cpu(), seconds]))
     loss, rows = gathered[:, :2].sum(dim=0).tolist()
+    if round(rows) != plan.train_rows - plan.dropped_rows:
+        raise TrainingError(
+            f"an epoch took {rows:g} rows of {plan.train_rows - plan.dropped_rows}: each must be used once"
+        )
     slowest = float(gathered[:, 2].max())
     return {
         "train/loss": loss / rows,

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner import build
 from runner.errors import refuse
-from runner.schema import Experiment, Scheduler
+from runner.schema import Experiment, Ingest, Scheduler
 
 MIN_CPU_SHARE = 0.1  # ten processes on a core is where sharing stops being of use
 MAX_EVAL_BATCH = 1024  # rows; evaluation needs no gradients, so its batches may be larger
@@ -71,7 +71,8 @@ class ResourcePlan:
 
     def line(self) -> str:
         gpus = f" + {self.gpus_per_worker:g} GPU" if self.use_gpu else ""
-        return f"{self.num_workers} workers × {self.cpus_per_worker:g} CPU{gpus}"
+        reserved = f", {self.reserved_cpus:g} CPU free for Ray Data" if self.reserved_cpus else ""
+        return f"{self.num_workers} workers × {self.cpus_per_worker:g} CPU{gpus}{reserved}"
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,14 @@ def plan_resources(experiment: Experiment, machine: Machine) -> ResourcePlan:
     if gpus is None:
         wanted = machine.gpus > 0 and machine.horovod_gpu if scaling.use_gpu is None else scaling.use_gpu
         gpus = 1.0 if wanted else 0.0
+    # Ray Data reads with tasks of its own: with every CPU held by a worker they would wait for ever.
+    reserved = 1.0 if experiment.dataset.ingest is Ingest.ray_data else 0.0
     cpus = scaling.resources_per_worker.CPU
     if cpus is None:
         # A machine is shared by fractions; a cluster (which may grow) gives whole CPUs.
-        share = math.floor(machine.cpus / workers * 100) / 100
+        share = math.floor((machine.cpus - reserved) / workers * 100) / 100
         cpus = 1.0 if machine.is_cluster or share >= 1 else max(MIN_CPU_SHARE, share)
-    return ResourcePlan(workers, cpus, gpus)
+    return ResourcePlan(workers, cpus, gpus, reserved)
 
 
 def plan_learning_rate(experiment: Experiment) -> LearningRate:

@@ -35,31 +35,33 @@ def horovod_has_nccl() -> bool:
 def check_resources(resources: ResourcePlan, machine: Machine) -> None:
     """Enough CPUs and GPUs for all workers at once; else Ray would wait for them for ever."""
     workers = resources.num_workers
-    _check("GPU", workers, resources.gpus_per_worker, machine.gpus, machine, "scaling.use_gpu=false")
+    gpus = f"{machine.name} has {machine.gpus:g}"
+    _check("GPU", workers, resources.gpus_per_worker, machine.gpus, gpus, ["scaling.use_gpu=false"])
     if resources.use_gpu and not machine.horovod_gpu:
         raise PreflightError(
             "scaling.use_gpu=true: this Horovod was built without NCCL; type scaling.use_gpu=false, "
             "or rebuild it where nvcc and a CUDA build of torch are installed (see CONTRIBUTING.md)"
         )
     available = machine.cpus - resources.reserved_cpus
+    cpus = f"{machine.name} has {available:g}"
+    if resources.reserved_cpus:
+        cpus += f" beside the {resources.reserved_cpus:g} kept free for Ray Data"
     share = math.floor(available / workers * 100) / 100
-    shared = f"scaling.resources_per_worker.CPU={share:g}" if share >= MIN_CPU_SHARE else None
-    _check("CPU", workers, resources.cpus_per_worker, available, machine, shared)
+    others = [f"scaling.resources_per_worker.CPU={share:g}"] if share >= MIN_CPU_SHARE else []
+    others += ["dataset.ingest=tensors"] if resources.reserved_cpus else []
+    _check("CPU", workers, resources.cpus_per_worker, available, cpus, others)
 
 
-def _check(
-    kind: str, workers: int, each: float, available: float, machine: Machine, otherwise: str | None
-) -> None:
+def _check(kind: str, workers: int, each: float, available: float, has: str, others: list[str]) -> None:
     needed = workers * each
     if needed <= available + 1e-9:
         return
     fitting = math.floor(available / each + 1e-9)
-    options = [f"scaling.num_workers={fitting}"] if fitting else []
-    options += [otherwise] if otherwise else []
+    options = [f"scaling.num_workers={fitting}", *others] if fitting else others
     instead = (
         " or ".join(options) or f"scaling.num_workers={int(available)} scaling.resources_per_worker.{kind}=1"
     )
     raise PreflightError(
         f"scaling.num_workers={workers}: {workers} workers × {each:g} {kind} need {needed:g} {kind}s, "
-        f"{machine.name} has {available:g}; type {instead}"
+        f"{has}; type {instead}"
     )

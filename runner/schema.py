@@ -19,6 +19,11 @@ class Task(Enum):
     regression = "regression"
 
 
+class Ingest(Enum):
+    tensors = "tensors"
+    ray_data = "ray_data"
+
+
 class Split(Enum):
     train = "train"
     val = "val"
@@ -49,6 +54,7 @@ class Dataset:
     """`target` returns {"train": (inputs, targets), "val": (inputs, targets)}: arrays with one row an example."""
 
     task: Task = Task.classification
+    ingest: Ingest = Ingest.tensors  # arrays in shared memory, or streamed by Ray Data
     drop_last: bool = False  # drop the last, short global batch of an epoch (models with batch norm)
     limit_rows: int | None = None  # keep only the first rows of each split
     val_split: Split = Split.val  # train: evaluate on the training rows (debug=overfit)

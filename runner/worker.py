@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner import build, checkpoint
+from runner import build, checkpoint, schema
 from runner.communicator import Communicator, device
 from runner.errors import TrainingError
 from runner.ingest.arrays import Splits
+from runner.ingest.batches import Ingest
+from runner.ingest.ray_data import RayDataIngest
 from runner.ingest.tensors import TensorIngest
 from runner.loop import Learner, TrainState, fit
 from runner.objective import objective
@@ -54,26 +56,32 @@ Report = Callable[
 Connect = Callable[[], Communicator]
 
 
-def train_loop_per_worker(job: Job, splits: Splits, connect: Connect, report: Report, rank: int) -> None:
-    """Train on this rank, with its output in logs/rank-N.log and a failure in errors/rank-N.json."""
+def train_loop_per_worker(
+    job: Job, splits: Splits, shard: Any, connect: Connect, report: Report, rank: int
+) -> None:
+    """Train on this rank, with its output in logs/rank-N.log and a failure in errors/rank-N.json.
+
+    `splits` holds the arrays in memory; with Ray Data ingest `shard` is this rank's DataIterator over the training
+    rows, which are then not in `splits`.
+    """
     enter(job)
     with captured(log_path(job.run_dir, rank)):
         try:
-            train(job, splits, connect(), report)
+            train(job, splits, shard, connect(), report)
         except Exception as error:
             record_error(job.run_dir, rank, error)
             traceback.print_exc()
             raise
 
 
-def train(job: Job, splits: Splits, communicator: Communicator, report: Report) -> None:
+def train(job: Job, splits: Splits, shard: Any, communicator: Communicator, report: Report) -> None:
     """Build, fit, and after each epoch: checkpoint, track, report."""
     experiment, plan = job.experiment, job.plan
     is_chief = communicator.rank == 0
     settle(experiment, plan)
     on = device(communicator, plan.resources.use_gpu)
     learner = build_learner(experiment, plan, job.data, communicator, on)
-    ingest = TensorIngest(splits, plan, experiment.seed, communicator.rank, on)
+    ingest = open_ingest(job, splits, shard, communicator.rank, on)
     state = TrainState()
     # Only rank 0 writes checkpoints and metrics.
     tracker = open_tracker(experiment.tracking, job.tracking_uri if is_chief else None, job.run_id)
@@ -101,6 +109,12 @@ def train(job: Job, splits: Splits, communicator: Communicator, report: Report) 
         {"epochs": unreported, "weights_sha256": digest, "best": best, "seconds": seconds, "started": started}
     )
     communicator.close()
+
+
+def open_ingest(job: Job, splits: Splits, shard: Any, rank: int, on: torch.device) -> Ingest:
+    if job.experiment.dataset.ingest is schema.Ingest.ray_data:
+        return RayDataIngest(shard, splits["val"], job.plan, job.experiment.seed, rank, on)
+    return TensorIngest(splits, job.plan, job.experiment.seed, rank, on)
 
 
 def enter(job: Job) -> None:

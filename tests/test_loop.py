@@ -160,14 +160,14 @@ def test_an_epoch_s_metrics_and_their_names():
 def test_the_time_of_an_epoch_is_the_slowest_rank_s():
     class SlowPeer(SingleProcess):
         def allgather(self, tensor):
-            return torch.stack([tensor, torch.tensor([0.0, 48.0, 600.0], dtype=torch.float64)])
+            return torch.stack([tensor, torch.tensor([0.0, 0.0, 600.0], dtype=torch.float64)])
 
     splits, plan = regression(48), plan_for(1, 24, rows=48, val_rows=7)
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
     ingest = TensorIngest(splits, plan, SEED, 0, CPU)
-    metrics = train_epoch(TrainState(), learner, ingest, SlowPeer())
+    metrics = train_epoch(TrainState(), plan, learner, ingest, SlowPeer())
     assert metrics["seconds/epoch"] == 600.0
-    assert metrics["throughput/samples_per_second"] == 96 / 600
+    assert metrics["throughput/samples_per_second"] == 48 / 600
 
 
 def test_fit_goes_on_from_the_state_it_is_given():
@@ -230,3 +230,12 @@ def test_an_evaluation_that_miscounts_is_an_error(counted):
     with pytest.raises(TrainingError) as raised:
         evaluate(plan, learner, Miscounting(splits, plan, SEED, 0, CPU), SingleProcess())
     assert str(raised.value) == f"evaluation saw {counted} rows of 7: each must be counted once"
+
+
+def test_a_row_too_many_in_an_epoch_is_an_error():
+    splits, plan = regression(48), plan_for(1, 24, rows=48, val_rows=7)
+    learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
+    ingest = TensorIngest(splits, plan_for(1, 24, rows=48, val_rows=7), SEED, 0, CPU)
+    ingest.steps = lambda epoch: [*TensorIngest.steps(ingest, epoch), next(TensorIngest.steps(ingest, epoch))]
+    with pytest.raises(TrainingError, match="an epoch took 72 rows of 48: each must be used once"):
+        train_epoch(TrainState(), plan, learner, ingest, SingleProcess())

@@ -4,7 +4,7 @@ import pytest
 
 from runner.errors import ConfigError
 from runner.plan import DataFacts, Machine, ResourcePlan, make_plan, plan_resources
-from runner.schema import Interval
+from runner.schema import Ingest, Interval
 from tests.fakes import LAPTOP, make_experiment, plan_for, plan_of
 
 GPU_MACHINE = Machine(cpus=8, gpus=2, horovod_gpu=True)
@@ -222,3 +222,13 @@ def test_the_plan_takes_its_data_sizes_from_the_data():
 
 def test_global_batch_is_workers_times_rows_times_accumulation():
     assert plan_for(workers=3, batch=5, accumulation=7).global_batch_size == 105
+
+
+def test_ray_data_keeps_a_cpu_free():
+    laptop = plan_resources(
+        make_experiment({"dataset.ingest": Ingest.ray_data, "scaling.num_workers": 2}), LAPTOP
+    )
+    assert (laptop.cpus_per_worker, laptop.reserved_cpus) == (0.5, 1.0)
+    assert laptop.line() == "2 workers × 0.5 CPU, 1 CPU free for Ray Data"
+    server = plan_resources(make_experiment({"dataset.ingest": Ingest.ray_data}), Machine(cpus=16))
+    assert (server.cpus_per_worker, server.reserved_cpus) == (1.0, 1.0)

@@ -135,8 +135,12 @@ def test_rounding_of_shares_refuses_nothing_that_fits():
 
 def test_reserved_cpus_are_not_for_workers():
     preflight.check_resources(ResourcePlan(2, 0.5, 0.0, reserved_cpus=1.0), LAPTOP)
-    with pytest.raises(PreflightError, match="2 workers × 1 CPU need 2 CPUs, this machine has 1; "):
+    with pytest.raises(PreflightError) as raised:
         preflight.check_resources(ResourcePlan(2, 1.0, 0.0, reserved_cpus=1.0), LAPTOP)
+    assert str(raised.value) == (
+        "scaling.num_workers=2: 2 workers × 1 CPU need 2 CPUs, this machine has 1 beside the 1 kept free for "
+        "Ray Data; type scaling.num_workers=1 or scaling.resources_per_worker.CPU=0.5 or dataset.ingest=tensors"
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runner.ingest import tensors
+from runner.ingest import batches as shared_batches
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
 from tests.fakes import plan_for
@@ -100,7 +100,7 @@ def test_an_epoch_repeats_with_its_seed_and_differs_from_the_next():
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("val_rows", [1, 3, 5, 10])
 def test_evaluation_reads_every_row_once_in_chunks(monkeypatch, chunk, workers, val_rows):
-    monkeypatch.setattr(tensors, "MAX_EVAL_BATCH", chunk)
+    monkeypatch.setattr(shared_batches, "MAX_EVAL_BATCH", chunk)
     plan = plan_for(workers, 2, rows=8, val_rows=val_rows)
     batches = [
         batch for ingest in ingests(numbered(8, val_rows), plan) for batch in ingest.evaluation()

@@ -48,7 +48,7 @@ def job_of(tmp_path, settings=None):
 def trained(tmp_path, settings=None):
     """(job, all epochs' metrics, the last report)."""
     job, reports = job_of(tmp_path, settings), []
-    worker.train(job, splits(), SingleProcess(), reports.append)
+    worker.train(job, splits(), None, SingleProcess(), reports.append)
     return job, [epoch for report in reports for epoch in report["epochs"]], reports[-1]
 
 
@@ -181,7 +181,7 @@ def test_a_failing_rank_records_its_error_and_logs_its_trace(tmp_path):
     here, path = os.getcwd(), list(sys.path)  # noqa: PTH109
     try:
         with pytest.raises(ValueError, match="no peers"):
-            worker.train_loop_per_worker(job, splits(), connect, print, rank=2)
+            worker.train_loop_per_worker(job, splits(), None, connect, print, rank=2)
     finally:
         os.chdir(here)
         sys.path[:] = path

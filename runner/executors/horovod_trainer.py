@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import LaunchError, RunnerError, TrainingError
+from runner.ingest import ray_data
 from runner.ingest.arrays import Splits
 from runner.rank_log import log_path
-from runner.schema import Experiment
+from runner.schema import Experiment, Ingest
 from runner.worker import Job
 
 Received = dict[str, Any]
@@ -32,6 +33,13 @@ def run(job: Job, splits: Splits, received: Callable[[Received], None]) -> None:
     from runner.executors.receiver import Receiver
 
     resources = job.plan.resources
+    streamed: dict[str, Any] = {}
+    if job.experiment.dataset.ingest is Ingest.ray_data:
+        train, splits = splits["train"], {"val": splits["val"]}
+        streamed = {
+            "datasets": {"train": ray_data.dataset(train)},
+            "dataset_config": ray_data.data_config(job.plan),
+        }
     trainer = HorovodTrainer(
         _train_loop_per_worker,
         # The arrays go to Ray's shared memory once: one copy a node, read by all its workers.
@@ -50,6 +58,7 @@ def run(job: Job, splits: Splits, received: Callable[[Received], None]) -> None:
             verbose=2 if job.experiment.verbose else 0,
             callbacks=[Receiver(received)],
         ),
+        **streamed,
     )
     try:
         trainer.fit()
@@ -110,7 +119,8 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
         train.report({"runner": json.dumps(values)})
 
     rank = train.get_context().get_world_rank()
-    train_loop_per_worker(job, ray.get(config["splits"]), connect, report, rank)
+    shard = train.get_dataset_shard("train") if experiment.dataset.ingest is Ingest.ray_data else None
+    train_loop_per_worker(job, ray.get(config["splits"]), shard, connect, report, rank)
 
 
 def _per_worker(cpus: float, gpus: float) -> dict[str, float]:

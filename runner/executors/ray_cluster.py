@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_worker_niceness": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 REACH_SECONDS = 2.0
