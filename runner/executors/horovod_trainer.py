@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import LaunchError, RunnerError, TrainingError
+from runner.executors import ray_cluster
 from runner.ingest import ray_data
 from runner.ingest.arrays import Splits
 from runner.rank_log import log_path
@@ -63,7 +64,9 @@ def run(job: Job, splits: Splits, received: Callable[[Received], None]) -> None:
     try:
         trainer.fit()
     except Exception as error:
+        _collect(job.run_dir)
         raise failure(job, error) from error
+    _collect(job.run_dir)
 
 
 def horovod_config(experiment: Experiment) -> Any:
@@ -121,6 +124,16 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     rank = train.get_context().get_world_rank()
     shard = train.get_dataset_shard("train") if experiment.dataset.ingest is Ingest.ray_data else None
     train_loop_per_worker(job, ray.get(config["splits"]), shard, connect, report, rank)
+
+
+def _collect(run_dir: Path) -> None:
+    """Records of ranks on other nodes; a node that is gone keeps its own."""
+    import ray
+
+    try:
+        ray_cluster.collect(run_dir, run_dir, but_node=ray.get_runtime_context().get_node_id())
+    except ray.exceptions.RayError as error:
+        print(f"not every node's logs could be collected: {str(error).splitlines()[0]}")
 
 
 def _per_worker(cpus: float, gpus: float) -> dict[str, float]:

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 REACH_SECONDS = 2.0
+NODE_SECONDS = 30.0  # for a task that a node answers at once
 PROJECT = Path(__file__).resolve().parents[2]
 NOT_SHIPPED = ("outputs", "__pycache__", "node_modules", "venv")
 
@@ -139,24 +141,46 @@ def cluster_machine(horovod_gpu: bool) -> Machine:
 
 def check_nodes() -> None:
     """Every node must have the driver's torch and Horovod; raises PreflightError that names the node."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     here = _versions()
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    probe = ray.remote(num_cpus=0)(_versions)
-    pending = {
-        node["NodeManagerAddress"]: probe.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
-        for node in nodes
-    }
-    for host, reference in pending.items():
-        found = ray.get(reference)
+    for host, found in on_nodes(_versions).items():
         if found != here:
             raise PreflightError(
                 f"node {host} has {found}, this machine {here}: install the same on every node"
             )
+
+
+def collect(source: Path, target: Path, but_node: str) -> None:
+    """Copy the ranks' logs and error records, which lie in `source` on the other nodes, into `target` here.
+
+    `but_node` is the driver's own node. What exists already (a shared file system) is left as it is.
+    """
+    for files in on_nodes(_read_records, str(source), but_node=but_node).values():
+        for name, content in files.items():
+            path = target / name
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+
+def on_nodes(function: Callable[..., Any], *arguments: Any, but_node: str | None = None) -> dict[str, Any]:
+    """What `function(*arguments)` returns on every living node (but one), by the node's address and id."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0)(function)
+    pending = {
+        f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})": task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(*arguments)
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] != but_node
+    }
+    return {host: ray.get(reference, timeout=NODE_SECONDS) for host, reference in pending.items()}
+
+
+def _read_records(run_dir: str) -> dict[str, bytes]:
+    paths = [*Path(run_dir).glob("logs/rank-*.log"), *Path(run_dir).glob("errors/rank-*.json")]
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in paths}
 
 
 def _token_file() -> Path:

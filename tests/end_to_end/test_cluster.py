@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.end_to_end.conftest import Finished, environment
+from runner.executors import ray_cluster
+from tests.end_to_end.conftest import Finished, Train, environment
 
 CPUS = 3
 
@@ -114,3 +115,18 @@ def test_scaling_local_ignores_ray_address(tmp_path: Path) -> None:
         check=False,
     )
     assert f"this machine has {len(os.sched_getaffinity(0))}" in done.stderr
+
+
+def test_records_of_other_nodes_are_collected(train: Train, tmp_path: Path) -> None:
+    """The one node of the warm Ray stands in for another: its folder is read there and written here."""
+    result = train("debug=fast", "tracking=none")
+    here = tmp_path / "driver"
+    (here / "logs").mkdir(parents=True)
+    (here / "logs" / "rank-0.log").write_text("already here")
+    (result["folder"] / "logs" / "rank-1.log").write_text("from afar")
+    (result["folder"] / "errors").mkdir()
+    (result["folder"] / "errors" / "rank-1.json").write_text("{}")
+    ray_cluster.collect(result["folder"], here, but_node="another")
+    assert (here / "logs" / "rank-0.log").read_text() == "already here"
+    assert (here / "logs" / "rank-1.log").read_text() == "from afar"
+    assert (here / "errors" / "rank-1.json").read_text() == "{}"
