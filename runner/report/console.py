@@ -54,7 +54,9 @@ class Screen:
     def epoch(self, metrics: Metrics, epochs: int) -> None:
         number = int(metrics["epoch"])
         if self._progress:
-            self._progress.update(self._task, completed=number, description=metrics_line(metrics))
+            self._progress.update(
+                self._task, completed=number, description=metrics_line(_validation(metrics))
+            )
         else:
             self.line(f"epoch {number}/{epochs}  {metrics_line(metrics)}")
 
@@ -97,15 +99,12 @@ class Screen:
             table.add_column(column, overflow="fold")
         for row in rows:
             table.add_row(*row)
-        self._console.print(table)
+        self._console.print(table, soft_wrap=False)
 
     def _panel(self, title: str, lines: Sequence[str]) -> None:
         if self._console.is_terminal:
-            self._console.print(
-                Panel(
-                    Group(*(Text(line, overflow="fold") for line in lines)), title=title, title_align="left"
-                )
-            )
+            body = Group(*(Text(line, overflow="fold") for line in lines))
+            self._console.print(Panel(body, title=title, title_align="left"), soft_wrap=False)
         else:
             for line in (f"── {title}", *lines):
                 self.line(line)
@@ -139,8 +138,11 @@ def error_line(error: object) -> None:
 
 def _outcome(result: dict[str, Any]) -> str:
     """A job's error, or its validation metrics."""
-    metrics = {key: value for key, value in result.get("metrics", {}).items() if key.startswith("val/")}
-    return result.get("error") or metrics_line(metrics)
+    return result.get("error") or metrics_line(_validation(result.get("metrics", {})))
+
+
+def _validation(metrics: Metrics) -> Metrics:
+    return {key: value for key, value in metrics.items() if key.startswith("val/")}
 
 
 def _number(value: float) -> str:
