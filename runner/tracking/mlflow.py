@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
+import os
 import queue
 import re
 import threading
@@ -43,6 +45,7 @@ class MlflowTracker:
             self._artifacts[name] = path
 
     def log_model(self, model: Any, example: Any) -> None:
+        prepare()
         import mlflow
         import torch
         from mlflow.models import infer_signature
@@ -79,6 +82,7 @@ class MlflowTracker:
 
     def _run(self) -> None:
         try:
+            prepare()
             from mlflow import MlflowClient
 
             client = MlflowClient(self._uri)
@@ -108,6 +112,16 @@ class MlflowTracker:
                 with self._lock:  # pruned while it waited: fine as long as a newer one is queued
                     if name not in self._artifacts:
                         raise
+
+
+def prepare() -> None:
+    """Before the first `import mlflow` of a process: quiet, and seconds where a dead server would cost minutes."""
+    # It would make workers write into another run.
+    os.environ.pop("MLFLOW_RUN_ID", None)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def clean(key: str) -> str:

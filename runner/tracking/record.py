@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from runner.errors import ConfigError, RunnerError
 from runner.schema import Tracking
-from runner.tracking.mlflow import clean
+from runner.tracking.mlflow import clean, prepare
 
 MAX_PARAMS, MAX_PARAM_LENGTH = 100, 6000  # a batch; characters (MLflow's limits)
 
@@ -21,10 +20,7 @@ class MlflowRecord:
     def __init__(
         self, settings: Tracking, outputs: Path, run_name: str | None, parent_run_id: str | None
     ) -> None:
-        # MLFLOW_RUN_ID would make workers write into another run.
-        os.environ.pop("MLFLOW_RUN_ID", None)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        prepare()
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
@@ -36,7 +32,7 @@ class MlflowRecord:
             experiment_id = self._experiment(settings, outputs)
             run = self._client.create_run(experiment_id, run_name=run_name, tags=_run_tags(parent_run_id))
         except (MlflowException, OSError) as error:
-            first_line = str(error).splitlines()[0]
+            first_line = str(error).splitlines()[0].partition(" with exception")[0]
             raise RunnerError(
                 f"tracking.uri={self.uri}: MLflow cannot be used ({first_line}); "
                 "type tracking=none to train without it"

@@ -16,7 +16,7 @@ from runner.errors import ConfigError
 from runner.executors import ray_cluster
 from runner.plan import DataFacts, Machine, Plan, make_plan, plan_resources
 from runner.rank_log import Follower, log_path
-from runner.report.console import Screen, relative
+from runner.report.console import Screen, error_line, relative
 from runner.schema import Experiment
 from runner.tracking import RunRecord, open_record
 
@@ -99,8 +99,16 @@ def open_run(request: Request, plan: Plan) -> RunRecord:
     record = open_record(
         tracking, request.outputs, tracking.run_name or request.run_dir.name, request.parent_run_id
     )
-    if record.run_id is None:
-        return record
+    try:
+        describe_run(record, request, plan)
+    except BaseException:
+        record.finish("FAILED")
+        raise
+    return record
+
+
+def describe_run(record: RunRecord, request: Request, plan: Plan) -> None:
+    """Parameters, config, code version, environment and plan."""
     commit, diff = provenance.git_state(Path.cwd())
     tags = {"mlflow.source.name": "python -m runner", "runner.run_dir": str(request.run_dir)}
     record.set_tags({**tags, "mlflow.source.git.commit": commit} if commit else tags)
@@ -111,7 +119,6 @@ def open_run(request: Request, plan: Plan) -> RunRecord:
     record.log_text(provenance.environment(), "environment.json")
     if diff:
         record.log_text(diff, "git.diff")
-    return record
 
 
 def launch(
@@ -173,12 +180,23 @@ def launch(
         clock.seconds["total"] = time.time() - clock.started
         result["seconds"] = {phase: round(value, 3) for phase, value in clock.seconds.items()}
         write_result(request.run_dir, result)
-        record.log_artifact(request.run_dir / "logs")
-        record.log_artifact(request.run_dir / "result.json")
-        record.finish(result["status"])
+        close_record(record, request.run_dir, result["status"])
     best = best_checkpoint(request.run_dir / "checkpoints")
     screen.finished(result, record.uri, best)
     return result
+
+
+def close_record(record: RunRecord, run_dir: Path, status: str) -> None:
+    """Logs, result and final status; what cannot be stored is said and does not hide how the training ended."""
+    try:
+        record.log_artifact(run_dir / "logs")
+        record.log_artifact(run_dir / "result.json")
+        record.finish(status)
+    except Exception as error:  # noqa: BLE001 (MLflow's clients raise many types)
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        error_line(
+            f"tracking.uri={record.uri}: run {record.run_id} is {status}, but MLflow did not take it: {line}"
+        )
 
 
 def dry_run(
