@@ -25,6 +25,11 @@ def objective(task: Task) -> Objective:
     return Objective(_squared_error, {"mae": _absolute_error})
 
 
+def metric_names(task: Task) -> list[str]:
+    """What an epoch of this task measures and a checkpoint may be selected by."""
+    return ["train/loss", "val/loss", *(f"val/{name}" for name in objective(task).row_metrics)]
+
+
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, reduction="none")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from torch import nn
 
 from runner import build, checkpoint, schema
 from runner.communicator import Communicator, device
-from runner.errors import TrainingError
+from runner.errors import RunnerError, TrainingError
 from runner.ingest.arrays import Splits
 from runner.ingest.batches import Ingest
 from runner.ingest.ray_data import RayDataIngest
@@ -88,17 +89,24 @@ def train(job: Job, splits: Splits, shard: Any, communicator: Communicator, repo
     best: dict[str, float] = {}
     unreported: list[dict[str, float]] = []
     started = time.time()
-    for metrics in fit(state, plan, learner, ingest, communicator):
-        selected = select(state, metrics, experiment)
-        best = metrics if selected else best
-        if is_chief:
-            tracker.log_metrics(metrics, step=state.epoch)
-            save(job, state, learner, metrics, selected, tracker)
-        unreported.append(metrics)
-        # A report waits for the driver, so short epochs share one; the seconds are the same on all ranks.
-        if sum(epoch["seconds/epoch"] for epoch in unreported) > REPORT_SECONDS:
-            report({"epochs": unreported})
-            unreported = []
+    try:
+        for metrics in fit(state, plan, learner, ingest, communicator):
+            selected = select(state, metrics, experiment)
+            best = metrics if selected else best
+            if is_chief:
+                tracker.log_metrics(metrics, step=state.epoch)
+                save(job, state, learner, metrics, selected, tracker)
+            unreported.append(metrics)
+            # A report waits for the driver, so short epochs share one; the seconds are the same on all ranks.
+            if sum(epoch["seconds/epoch"] for epoch in unreported) > REPORT_SECONDS:
+                report({"epochs": unreported})
+                unreported = []
+    except Exception:
+        with contextlib.suppress(
+            RunnerError
+        ):  # what was measured is kept; the failure itself is what is reported
+            tracker.close()
+        raise
     trained = time.time()
     digest = agree(learner.model, communicator)
     if is_chief and experiment.tracking.log_model:
@@ -163,12 +171,8 @@ def build_learner(
 
 def select(state: TrainState, metrics: dict[str, float], experiment: Experiment) -> bool:
     """Whether this epoch is the best so far by the monitored metric."""
-    monitor = experiment.checkpoint.monitor
-    if monitor not in metrics:
-        known = ", ".join(sorted(metrics))
-        raise TrainingError(f"checkpoint.monitor={monitor}: no such metric; this task has {known}")
     sign = 1 if experiment.checkpoint.mode is Mode.max else -1
-    value = metrics[monitor]
+    value = metrics[experiment.checkpoint.monitor]
     if math.isnan(value) or (state.best is not None and not sign * value > sign * state.best):
         return False
     state.best = value

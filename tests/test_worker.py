@@ -10,10 +10,12 @@ import torch
 
 from runner import checkpoint, worker
 from runner.communicator import SingleProcess
-from runner.errors import TrainingError
+from runner.errors import ConfigError, TrainingError
 from runner.loop import TrainState
 from runner.plan import DataFacts, ResourcePlan, make_plan
 from runner.schema import Mode
+from runner.tracking import NullTracker
+from runner.verbs.train import check_monitor
 from tests.fakes import make_experiment, on_ranks
 
 ROWS, VAL_ROWS = 24, 6
@@ -135,11 +137,12 @@ def test_an_epoch_with_nan_is_not_the_best():
 
 
 def test_an_unknown_monitor_is_refused_with_those_there_are():
-    experiment = make_experiment({"checkpoint.monitor": "val/acc"})
-    with pytest.raises(TrainingError) as refused:
-        worker.select(TrainState(), {"val/mae": 1.0, "val/loss": 2.0}, experiment)
+    check_monitor(make_experiment({"checkpoint.monitor": "val/mae"}))
+    with pytest.raises(ConfigError) as refused:
+        check_monitor(make_experiment({"checkpoint.monitor": "val/mea"}))
     assert str(refused.value) == (
-        "checkpoint.monitor=val/acc: no such metric; this task has val/loss, val/mae"
+        "checkpoint.monitor=val/mea: a regression measures train/loss, val/loss, val/mae; "
+        "type checkpoint.monitor=val/mae"
     )
 
 
@@ -209,3 +212,21 @@ def test_deterministic_settings_hold_before_anything_is_built(tmp_path):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert torch.get_num_threads() == job.plan.resources.threads == 1
     assert torch.initial_seed() == 5
+
+
+def test_metrics_measured_before_a_failure_are_stored(monkeypatch, tmp_path):
+    stored, closed = [], []
+
+    class Recorder(NullTracker):
+        def log_metrics(self, metrics, step):
+            stored.append(step)
+            if step == 2:
+                raise ValueError("the sky fell")
+
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr(worker, "open_tracker", lambda *arguments: Recorder())
+    with pytest.raises(ValueError, match="the sky fell"):
+        worker.train(job_of(tmp_path), splits(), None, SingleProcess(), print)
+    assert (stored, closed) == ([1, 2], [True])

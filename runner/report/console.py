@@ -73,7 +73,9 @@ class Screen:
         seconds = "  ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items())
         lines = [
             f"final  epoch {int(final['epoch'])}  {metrics_line(final)}",
-            f"best   epoch {int(best['epoch'])}  {metrics_line(best)}",
+            f"best   epoch {int(best['epoch'])}  {metrics_line(best)}"
+            if best
+            else "best   none: the metric was NaN",
             f"weights sha256 {result['weights_sha256'][:16]}…",
             f"seconds {seconds}",
         ]

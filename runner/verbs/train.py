@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import config, preflight, provenance
-from runner.errors import ConfigError
+from runner.errors import ConfigError, nearest, refuse
 from runner.executors import ray_cluster
 from runner.plan import DataFacts, Machine, Plan, make_plan, plan_resources
 from runner.rank_log import Follower, log_path
@@ -64,6 +64,7 @@ def train(request: Request, screen: Screen) -> Result:
         resources = plan_resources(experiment, machine)
         preflight.check_resources(resources, machine)
         config.check_targets(experiment)
+        check_monitor(experiment)
         from runner.ingest import arrays  # numpy, and with the dataset's own imports the slow part
 
         splits = arrays.load(experiment.dataset)
@@ -71,9 +72,12 @@ def train(request: Request, screen: Screen) -> Result:
         plan = make_plan(experiment, data, resources)
     if experiment.dry_run:
         return dry_run(request, plan, data, splits, screen, clock)
-    with clock.phase("start"), ThreadPoolExecutor(1) as background:
-        # Creating the store takes seconds the first time, Ray's start as well: side by side.
+    from runner.executors import horovod_trainer
+
+    with clock.phase("start"), ThreadPoolExecutor(2) as background:
+        # Seconds each: creating the store the first time, importing Ray Train, starting Ray. Side by side.
         opening = background.submit(open_run, request, plan)
+        background.submit(horovod_trainer.preload)
         try:
             if address is None:
                 ray_cluster.start(None, machine.cpus, request.import_roots, experiment.verbose)
@@ -82,6 +86,16 @@ def train(request: Request, screen: Screen) -> Result:
             raise
         record = opening.result()
     return launch(request, plan, data, splits, record, screen, clock)
+
+
+def check_monitor(experiment: Experiment) -> None:
+    from runner.objective import metric_names
+
+    monitor, known = experiment.checkpoint.monitor, metric_names(experiment.dataset.task)
+    if monitor not in known:
+        close = nearest(monitor, known) or known[1]
+        allowed = f"a {experiment.dataset.task.value} measures {', '.join(known)}"
+        raise refuse("checkpoint.monitor", monitor, allowed, f"checkpoint.monitor={close}")
 
 
 def find_machine(experiment: Experiment, address: str | None, import_roots: tuple[str, ...]) -> Machine:
