@@ -135,7 +135,8 @@ def test_of_artifacts_that_wait_under_one_name_the_newest_is_uploaded(record, tm
     assert content(record, "checkpoints/best/state") == "epoch-0001"
 
 
-def test_a_second_upload_leaves_no_file_of_the_first(record, tmp_path):
+def test_a_second_upload_leaves_no_file_of_the_first(record, tmp_path, monkeypatch):
+    monkeypatch.setattr("runner.tracking.mlflow.FIRST_FLUSH_SECONDS", 0.0)
     tracker = MlflowTracker(record.uri, record.run_id, flush_seconds=0.01)
     for name in ("old", "new"):
         (tmp_path / name).mkdir()

@@ -14,6 +14,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 
+FIRST_FLUSH_SECONDS = 5.0
 MAX_METRICS = 1000  # a batch, at most (MLflow's limit)
 _NOT_ALLOWED = re.compile(r"[^\w./ :-]")
 
@@ -23,7 +24,11 @@ class TrackingError(RunnerError):
 
 
 class MlflowTracker:
-    """Writes to an existing run. The thread also pays for `import mlflow` (about 1 s) while the training runs."""
+    """Writes to an existing run.
+
+    `import mlflow` costs a second, several while the other ranks spin in a collective waiting for this one: it is put
+    off for FIRST_FLUSH_SECONDS, so that a short training pays for it when it has ended.
+    """
 
     def __init__(self, uri: str, run_id: str, flush_seconds: float) -> None:
         self._uri, self._run_id, self._flush_seconds = uri, run_id, flush_seconds
@@ -82,6 +87,7 @@ class MlflowTracker:
 
     def _run(self) -> None:
         try:
+            self._closing.wait(FIRST_FLUSH_SECONDS)
             prepare()
             from mlflow import MlflowClient
 
