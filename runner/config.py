@@ -86,10 +86,18 @@ def check_values(experiment: Experiment) -> None:
         value = _dotted(experiment, key)
         if value is not None and value < low:
             raise refuse(key, value, f"must be {low} or more", f"{key}={low}")
-    for key in ("scaling.resources_per_worker.CPU", "scaling.resources_per_worker.GPU"):
-        value = _dotted(experiment, key)
-        if value is not None and not (value >= 0 and math.isfinite(value)):
-            raise refuse(key, value, "must be 0 or more", f"{key}=1")
+    cpus, gpus = (_dotted(experiment, f"scaling.resources_per_worker.{kind}") for kind in ("CPU", "GPU"))
+    if cpus is not None and not (cpus > 0 and math.isfinite(cpus)):
+        raise refuse(
+            "scaling.resources_per_worker.CPU", cpus, "must be above 0", "scaling.resources_per_worker.CPU=1"
+        )
+    if gpus is not None and not (gpus >= 0 and math.isfinite(gpus)):
+        raise refuse(
+            "scaling.resources_per_worker.GPU",
+            gpus,
+            "must be 0 or more",
+            "scaling.resources_per_worker.GPU=1",
+        )
     for key in ("optimizer.lr", "horovod.gradient_predivide_factor", "tracking.flush_seconds"):
         value = _dotted(experiment, key)
         if not (value > 0 and math.isfinite(value)):
@@ -97,6 +105,11 @@ def check_values(experiment: Experiment) -> None:
     warmup = experiment.scheduler.warmup_epochs
     if not (warmup >= 0 and math.isfinite(warmup)):
         raise refuse("scheduler.warmup_epochs", warmup, "must be 0 or more", "scheduler.warmup_epochs=0")
+    if warmup > experiment.trainer.epochs:
+        allowed = f"trainer.epochs={experiment.trainer.epochs} are fewer"
+        raise refuse(
+            "scheduler.warmup_epochs", warmup, allowed, f"scheduler.warmup_epochs={experiment.trainer.epochs}"
+        )
 
 
 def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

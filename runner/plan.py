@@ -14,6 +14,7 @@ from runner.errors import refuse
 from runner.schema import Experiment, Ingest, Scheduler
 
 MIN_CPU_SHARE = 0.1  # ten processes on a core is where sharing stops being of use
+COLD_START = 0.1  # of the LR: where a warm-up starts when no rule scaled it up
 MAX_EVAL_BATCH = 1024  # rows; evaluation needs no gradients, so its batches may be larger
 
 
@@ -203,7 +204,7 @@ def plan_learning_rate(experiment: Experiment) -> LearningRate:
         rule=scaling.target["_target_"].rpartition(".")[2],
         multiplier=multiplier,
         warmup_epochs=warmup_epochs,
-        warmup_start=1 / multiplier if start is None else start,
+        warmup_start=(1 / multiplier if multiplier > 1 else COLD_START) if start is None else start,
     )
 
 

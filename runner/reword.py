@@ -6,9 +6,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    ConfigCompositionException,
+    MissingConfigException,
+    OverrideParseException,
+    SearchPathException,
+)
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from runner.errors import ConfigError, nearest
 
@@ -17,6 +23,9 @@ EXPECTED = (
     MissingConfigException,
     OverrideParseException,
     OmegaConfBaseException,
+    SearchPathException,
+    YAMLError,
+    OSError,  # the run's folder cannot be made
     TypeError,  # of Hydra itself, where a group is given a value that is no name
     ValueError,
 )
@@ -29,8 +38,14 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
     """
     if isinstance(error, OverrideParseException):
         return ConfigError(f"{error.override}: not an override; type key=value, or python -m runner --help")
+    if isinstance(error, SearchPathException | YAMLError):
+        return ConfigError(" ".join(str(error).split()))
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
+    if isinstance(error, OSError):
+        return ConfigError(
+            f"hydra.run.dir={error.filename}: cannot be made ({error.strerror}); type another folder"
+        )
     if isinstance(error, TypeError | ValueError) and not isinstance(error, OmegaConfBaseException):
         return _no_name(error, overrides, compose)
     text = str(error)

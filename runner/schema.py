@@ -39,6 +39,13 @@ class Mode(Enum):
     max = "max"
 
 
+class Placement(Enum):
+    PACK = "PACK"
+    SPREAD = "SPREAD"
+    STRICT_PACK = "STRICT_PACK"
+    STRICT_SPREAD = "STRICT_SPREAD"
+
+
 class Compression(Enum):
     none = "none"
     fp16 = "fp16"
@@ -73,7 +80,7 @@ class Scheduler:
 
     interval: Interval = Interval.step
     warmup_epochs: float = 0.0
-    warmup_start: float | None = None  # fraction of the scaled LR; null: from the base LR
+    warmup_start: float | None = None  # fraction of the scaled LR; null: the base LR, or a tenth
     target: Target = field(default_factory=dict)
 
 
@@ -96,7 +103,7 @@ class Scaling:
     num_workers: int = 2
     use_gpu: bool | None = None  # null: where the machine and the Horovod build have them
     resources_per_worker: Resources = field(default_factory=Resources)
-    placement_strategy: str = "PACK"
+    placement_strategy: Placement = Placement.PACK
     address: str | None = None  # of a Ray cluster; null: RAY_ADDRESS, else a local Ray; "local": always
 
 

@@ -229,17 +229,23 @@ def agree(model: nn.Module, communicator: Communicator) -> str:
     return checkpoint.weights_sha256(model.state_dict())
 
 
+def own_line(error: BaseException) -> str:
+    """file:line of the innermost frame that is neither runner's nor an installed package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = str(Path(__file__).parent)
+    own = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and not frame.filename.startswith(here)
+    ]
+    frame = (own or list(frames))[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
 def record_error(run_dir: Path, rank: int, error: Exception) -> None:
     """Each rank writes its own failure: the driver reports the earliest, which is the cause of the others."""
     path = run_dir / "errors" / f"rank-{rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename and "/runner/" not in frame.filename
-    ]
-    frame = (own or list(frames))[-1]
     path.write_text(
         json.dumps(
             {
@@ -248,7 +254,7 @@ def record_error(run_dir: Path, rank: int, error: Exception) -> None:
                 "host": socket.gethostname(),
                 "type": type(error).__name__,
                 "message": str(error),
-                "line": f"{frame.filename}:{frame.lineno}",
+                "line": own_line(error),
                 "traceback": "".join(traceback.format_exception(error)),
             }
         )

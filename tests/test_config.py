@@ -195,7 +195,7 @@ def test_the_default_targets_take_their_arguments():
         (
             "scaling.resources_per_worker.CPU",
             "-1",
-            "scaling.resources_per_worker.CPU=-1.0: must be 0 or more; type scaling.resources_per_worker.CPU=1",
+            "scaling.resources_per_worker.CPU=-1.0: must be above 0; type scaling.resources_per_worker.CPU=1",
         ),
         (
             "scheduler.warmup_epochs",

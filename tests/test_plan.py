@@ -51,9 +51,9 @@ def test_a_smaller_batch_than_the_base_scales_down_without_warm_up():
     assert (plan.learning_rate.kappa, plan.learning_rate.scaled, plan.warmup_steps) == (0.25, 0.025, 0)
 
 
-def test_kappa_of_one_keeps_its_warm_up():
+def test_kappa_of_one_warms_up_from_a_tenth():
     plan = plan_of({"scaling.num_workers": 1, "scheduler.warmup_epochs": 2.0})
-    assert (plan.learning_rate.kappa, plan.learning_rate.warmup_start) == (1.0, 1.0)
+    assert (plan.learning_rate.kappa, plan.learning_rate.warmup_start) == (1.0, 0.1)
     assert plan.warmup_steps == 2 * 32  # ⌈1000/32⌉ steps an epoch
 
 

@@ -1,7 +1,10 @@
 """Hydra's errors of several lines, as exactly one."""
 
+import sys
+
 import pytest
 
+from runner.__main__ import run
 from runner.errors import ConfigError
 from runner.reword import EXPECTED, reword
 from tests.composed import compose
@@ -130,3 +133,30 @@ def test_wrong_value(override, line):
 @pytest.mark.parametrize("override", ["trainer.epochs", "model.hidden=[1", "seed=(", "a b=c"])
 def test_what_is_no_override(override):
     assert reworded(override) == f"{override}: not an override; type key=value, or python -m runner --help"
+
+
+def test_the_folders_and_files_of_the_command_line(tmp_path, monkeypatch, capsys):
+    """A config folder that is not there, a YAML with a tab, a run folder that cannot be made: one line each."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setattr("sys.argv", ["runner"])
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    (tmp_path / "configs" / "experiment" / "tab.yaml").write_text("trainer:\n\tepochs: 3\n")
+    (tmp_path / "file").write_text("")
+    for arguments, line in (
+        (
+            ["--config-dir", f"{tmp_path}/nope", "dry_run=true"],
+            f"Additional config directory '{tmp_path}/nope' not found",
+        ),
+        (
+            ["--config-dir", f"{tmp_path}/configs", "experiment=tab"],
+            "while scanning for the next token found character",
+        ),
+        (
+            [f"hydra.run.dir={tmp_path}/file/run"],
+            f"hydra.run.dir={tmp_path}/file/run: cannot be made (Not a directory)",
+        ),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            run(arguments)
+        assert str(raised.value).startswith(line)
+        assert "\n" not in str(raised.value)

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from runner.errors import ConfigError, RunnerError
 from runner.schema import Backend, Tracking
-from runner.tracking import NullRecord, NullTracker, open_record, open_tracker
+from runner.tracking import NullRecord, NullTracker, check_store, open_record, open_tracker
 from runner.tracking.mlflow import clean
 from runner.tracking.record import MlflowRecord, default_uri, tracking_uri
 from tests.composed import CONF
@@ -145,3 +145,17 @@ def test_disabled_tracking_is_a_null_object(tmp_path):
 )
 def test_keys_are_cleaned_of_what_mlflow_refuses(key, cleaned):
     assert clean(key) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("http://127.0.0.1:9", "nothing answers there (Connection refused)"),
+        ("foo://x", "MLflow has no such store; type tracking.uri=sqlite:///mlflow.db"),
+    ],
+)
+def test_a_store_that_cannot_be_one_is_refused_before_mlflow_is_asked(uri, said, tmp_path):
+    with pytest.raises(RunnerError) as raised:
+        check_store(Tracking(uri=uri), tmp_path)
+    assert said in str(raised.value)
+    assert raised.value.exit_code == 2

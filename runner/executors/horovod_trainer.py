@@ -51,7 +51,7 @@ def run(job: Job, splits: Splits, received: Callable[[Received], None]) -> None:
             use_gpu=resources.use_gpu,
             resources_per_worker=_per_worker(resources.cpus_per_worker, resources.gpus_per_worker),
             trainer_resources={"CPU": 0},
-            placement_strategy=job.experiment.scaling.placement_strategy,
+            placement_strategy=job.experiment.scaling.placement_strategy.value,
         ),
         run_config=RunConfig(
             name="ray",
@@ -101,11 +101,15 @@ def failure(job: Job, error: BaseException) -> RunnerError:
         last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         if not log_path(job.run_dir, 0).exists():
             return LaunchError(f"the workers did not start: {last_line} (verbose=true shows Ray's output)")
-        return TrainingError(f"a worker process died: {last_line} (logs: {log_path(job.run_dir, 0).parent})")
+        return TrainingError(
+            "a worker process died without a Python error: killed, out of memory, or os._exit "
+            f"(logs in {_short(log_path(job.run_dir, 0).parent)}; verbose=true shows Ray's account)"
+        )
     first = min(records, key=lambda record: record["time"])
     log = log_path(job.run_dir, first["rank"])
+    message = " ".join(first["message"].split())
     return TrainingError(
-        f"rank {first['rank']}: {first['type']}: {first['message']} ({first['line']}; full trace in {_short(log)})"
+        f"rank {first['rank']}: {first['type']}: {message} ({first['line']}; full trace in {_short(log)})"
     )
 
 

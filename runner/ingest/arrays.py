@@ -28,7 +28,9 @@ def load(dataset: Dataset) -> Splits:
     name = dataset.target["_target_"]
     try:
         found = build.build(dataset.target)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's reader may raise anything
         raise ConfigError(f"dataset: {name} failed with {type(error).__name__}: {error}") from error
     if not isinstance(found, Mapping) or set(found) != {"train", "val"}:
         raise ConfigError(

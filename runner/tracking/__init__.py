@@ -84,6 +84,14 @@ def open_tracker(settings: Tracking, record_uri: str | None, run_id: str | None)
     return MlflowTracker(record_uri, run_id, settings.flush_seconds)
 
 
+def check_store(settings: Tracking, outputs: Path) -> None:
+    """Raise ConfigError or PreflightError where the store cannot be one, or its server does not answer."""
+    if settings.backend is Backend.mlflow:
+        from runner.tracking.record import check_uri, tracking_uri
+
+        check_uri(tracking_uri(settings, outputs))
+
+
 def open_record(
     settings: Tracking, outputs: Path, run_name: str | None, parent_run_id: str | None = None
 ) -> RunRecord:

@@ -125,6 +125,7 @@ def prepare() -> None:
     # It would make workers write into another run.
     os.environ.pop("MLFLOW_RUN_ID", None)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from runner.errors import ConfigError, RunnerError
+from runner.errors import ConfigError, PreflightError, RunnerError
 from runner.schema import Tracking
 from runner.tracking.mlflow import clean, prepare
 
+REACH_SECONDS = 2.0
+STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "")
 MAX_PARAMS, MAX_PARAM_LENGTH = 100, 6000  # a batch; characters (MLflow's limits)
 
 
@@ -91,6 +95,25 @@ def tracking_uri(settings: Tracking, outputs: Path) -> str:
             f"tracking.uri={uri}: MLflow no longer writes to plain folders; type tracking.uri=sqlite:///mlflow.db"
         )
     return uri
+
+
+def check_uri(uri: str) -> None:
+    """Seconds, where MLflow itself would retry for minutes."""
+    parts = urlsplit(uri)
+    if parts.scheme.split("+")[0] not in STORES:
+        raise ConfigError(
+            f"tracking.uri={uri}: MLflow has no such store; type tracking.uri=sqlite:///mlflow.db"
+        )
+    if parts.scheme not in ("http", "https"):
+        return
+    try:
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        socket.create_connection(address, timeout=REACH_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise PreflightError(
+            f"tracking.uri={uri}: nothing answers there ({getattr(error, 'strerror', None) or error}); start the "
+            "server, or type tracking=none to train without it"
+        ) from error
 
 
 def _creation_lock(uri: str | None, outputs: Path) -> AbstractContextManager[Any]:

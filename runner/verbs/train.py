@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from runner.plan import DataFacts, Machine, Plan, make_plan, plan_resources
 from runner.rank_log import Follower, log_path
 from runner.report.console import Screen, error_line, relative
 from runner.schema import Experiment
-from runner.tracking import RunRecord, open_record
+from runner.tracking import RunRecord, check_store, open_record
 
+INTERRUPTED_SECONDS = 3.0
 Result = dict[str, Any]  # what result.json holds
 
 
@@ -65,6 +67,8 @@ def train(request: Request, screen: Screen) -> Result:
         preflight.check_resources(resources, machine)
         config.check_targets(experiment)
         check_monitor(experiment)
+        if not experiment.dry_run:
+            check_store(experiment.tracking, request.outputs)
         from runner.ingest import arrays  # numpy, and with the dataset's own imports the slow part
 
         splits = arrays.load(experiment.dataset)
@@ -74,17 +78,21 @@ def train(request: Request, screen: Screen) -> Result:
         return dry_run(request, plan, data, splits, screen, clock)
     from runner.executors import horovod_trainer
 
-    with clock.phase("start"), ThreadPoolExecutor(2) as background:
+    with clock.phase("start"):
         # Seconds each: creating the store the first time, importing Ray Train, starting Ray. Side by side.
+        background = ThreadPoolExecutor(2)
         opening = background.submit(open_run, request, plan)
         background.submit(horovod_trainer.preload)
         try:
             if address is None:
                 ray_cluster.start(None, machine.cpus, request.import_roots, experiment.verbose)
+            record = opening.result()
         except BaseException as error:
-            opening.result().finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            background.shutdown(wait=False, cancel_futures=True)
+            status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+            bounded(lambda: opening.result().finish(status))
             raise
-        record = opening.result()
+        background.shutdown()
     return launch(request, plan, data, splits, record, screen, clock)
 
 
@@ -202,15 +210,38 @@ def launch(
 
 def close_record(record: RunRecord, run_dir: Path, status: str) -> None:
     """Logs, result and final status; what cannot be stored is said and does not hide how the training ended."""
-    try:
+
+    def store() -> None:
+        record.finish(status)
         record.log_artifact(run_dir / "logs")
         record.log_artifact(run_dir / "result.json")
-        record.finish(status)
-    except Exception as error:  # noqa: BLE001 (MLflow's clients raise many types)
-        line = (str(error).splitlines() or [type(error).__name__])[0]
+
+    problem = bounded(store) if status == "KILLED" else _attempt(store)
+    if problem:
         error_line(
-            f"tracking.uri={record.uri}: run {record.run_id} is {status}, but MLflow did not take it: {line}"
+            f"tracking.uri={record.uri}: run {record.run_id} is {status}, but MLflow did not take it: {problem}"
         )
+
+
+def bounded(action: Callable[[], None], seconds: float = INTERRUPTED_SECONDS) -> str | None:
+    """Do `action` for at most `seconds` (an interrupted user waits); the first line of what went wrong, if anything."""
+    outcome: list[str | None] = ["no answer"]
+
+    def attempt() -> None:
+        outcome[0] = _attempt(action)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome[0]
+
+
+def _attempt(action: Callable[[], None]) -> str | None:
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 (MLflow's clients raise many types)
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return None
 
 
 def dry_run(
@@ -233,9 +264,16 @@ def dry_run(
         ingest = TensorIngest(splits, alone, request.experiment.seed, 0, torch.device("cpu"))
         batch = next(ingest.steps(0))[0]
         rows = min(len(batch.inputs), plan.batch_size)
-        outputs = learner.model(batch.inputs[:rows])
-        loss = learner.objective.row_losses(outputs, batch.targets[:rows]).mean()
-        loss.backward()
+        try:
+            outputs = learner.model(batch.inputs[:rows])
+            loss = learner.objective.row_losses(outputs, batch.targets[:rows]).mean()
+            loss.backward()
+        except Exception as error:
+            inputs, targets = tuple(batch.inputs[:rows].shape), tuple(batch.targets[:rows].shape)
+            raise ConfigError(
+                f"model={request.experiment.model['_target_']}: a batch with inputs {inputs} and targets {targets} "
+                f"failed with {type(error).__name__}: {' '.join(str(error).split())} ({worker.own_line(error)})"
+            ) from error
     screen.line(
         f"dry run: {rows} rows {tuple(batch.inputs.shape[1:])} → {tuple(outputs.shape[1:])}, "
         f"loss {loss.item():.4g}, {sum(p.numel() for p in learner.model.parameters()):,} parameters; nothing was launched"
