@@ -10,7 +10,7 @@ RUNNER = PROJECT / "runner"
 
 # Each room imports only from the rooms of the lines above its own.
 LAYERS = [
-    {"errors", "schema", "lr_scaling", "rank_log", "provenance"},
+    {"errors", "schema", "lr_scaling", "rank_log", "provenance", "reach"},
     {"build", "communicator", "checkpoint", "tracking"},
     {"config", "plan", "reword"},
     {"ingest", "objective", "schedule"},

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 
 from runner.errors import LaunchError, PreflightError
 from runner.plan import Machine
+from runner.reach import unreachable
 
 # Read by Ray when it is imported or started, so they are set before either, and travel in the runtime_env.
 ENVIRONMENT = {
@@ -30,7 +30,6 @@ ENVIRONMENT = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-REACH_SECONDS = 2.0
 NODE_SECONDS = 30.0  # for a task that a node answers at once
 PROJECT = Path(__file__).resolve().parents[2]
 NOT_SHIPPED = ("outputs", "__pycache__", "node_modules", "venv")
@@ -82,7 +81,7 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
 
 
 def reach(address: str) -> None:
-    """Raise LaunchError in seconds where nothing listens (Ray itself would try for ever); use the user's token."""
+    """Raise PreflightError in seconds where nothing listens (Ray itself would try for ever); use the user's token."""
     if _token_file().exists():
         os.environ.setdefault(
             "RAY_AUTH_MODE", "token"
@@ -90,13 +89,11 @@ def reach(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):  # "auto"
         return
-    try:
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-    except OSError as error:
+    if reason := unreachable(host, int(port)):
         raise PreflightError(
-            f"scaling.address={address}: nothing answers there ({error.strerror or error}); start a cluster with "
+            f"scaling.address={address}: nothing answers there ({reason}); start a cluster with "
             f"`ray start --head --port={port}`, or type scaling.address=local"
-        ) from error
+        )
 
 
 def stop(seconds: float = 3.0) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from runner.errors import ConfigError, PreflightError, RunnerError
+from runner.reach import unreachable
 from runner.schema import Tracking
 from runner.tracking.mlflow import clean, prepare
 
-REACH_SECONDS = 2.0
 STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "")
 MAX_PARAMS, MAX_PARAM_LENGTH = 100, 6000  # a batch; characters (MLflow's limits)
 
@@ -107,13 +106,15 @@ def check_uri(uri: str) -> None:
     if parts.scheme not in ("http", "https"):
         return
     try:
-        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-        socket.create_connection(address, timeout=REACH_SECONDS).close()
-    except (OSError, ValueError) as error:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        reason = unreachable(parts.hostname or "", port)
+    except ValueError as error:  # the port is no number
+        reason = str(error)
+    if reason:
         raise PreflightError(
-            f"tracking.uri={uri}: nothing answers there ({getattr(error, 'strerror', None) or error}); start the "
-            "server, or type tracking=none to train without it"
-        ) from error
+            f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type tracking=none to "
+            "train without it"
+        )
 
 
 def _creation_lock(uri: str | None, outputs: Path) -> AbstractContextManager[Any]:

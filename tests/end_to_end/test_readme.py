@@ -21,7 +21,6 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 TRAINED_ELSEWHERE = "python -m runner model=mlp scaling.num_workers=4"  # test_main_job.py runs just this
-MAKE = ("make run     # set up", "make test    # formatter")  # `make test` is what runs this test
 TRAINING = [line for line in COMMANDS if line.startswith("python -m runner ") and line != TRAINED_ELSEWHERE]
 
 
