@@ -6,14 +6,14 @@ from datasets.split import Splits, split, standardise
 
 
 def digits(val_fraction: float = 0.2, seed: int = 0) -> Splits:
-    """1797 handwritten digits, 8×8 grey values scaled to [0, 1] as 64 columns; labels 0–9.
+    """1797 handwritten digits, images [rows, 1, 8, 8] of grey values scaled to [0, 1]; labels 0–9.
 
     UCI "Optical Recognition of Handwritten Digits" (test part), Alpaydin and Kaynak 1998.
     """
     from sklearn.datasets import load_digits
 
     inputs, labels = load_digits(return_X_y=True)
-    return split(inputs / 16.0, labels, val_fraction, seed)
+    return split(inputs.reshape(-1, 1, 8, 8) / 16.0, labels, val_fraction, seed)
 
 
 def breast_cancer(val_fraction: float = 0.2, seed: int = 0) -> Splits:

@@ -22,10 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 from runner import config
 from runner.errors import ConfigError, RunnerError, nearest
 from runner.executors import ray_cluster
+from runner.prepare import Request
 from runner.report.console import Screen, error_line
 from runner.reword import EXPECTED, reword
 from runner.sweep.grid import Grid
-from runner.verbs.train import Request, train
+from runner.verbs.train import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"

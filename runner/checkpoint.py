@@ -1,6 +1,6 @@
 """Checkpoints that are whole or not there: commit, verify, load, prune.
 
-A checkpoint is a folder `epoch-0007/` with `state.pt` (tensors and plain values), `weights.safetensors` and
+A checkpoint is a folder `step-00000420/` with `state.pt` (tensors and plain values), `weights.safetensors` and
 `manifest.json` (size and sha256 of each file, and where the training stood). It is written as `tmp-…`, synced and
 renamed, so a kill at any moment leaves the previous one or the complete new one.
 """
@@ -14,6 +14,7 @@ import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,12 +32,17 @@ class CheckpointError(RunnerError):
 
 
 def commit(
-    root: Path, name: str, weights: Mapping[str, Tensor], state: dict[str, Any], facts: dict[str, Any]
+    root: Path,
+    name: str,
+    weights: Mapping[str, Tensor],
+    state: dict[str, Any],
+    facts: dict[str, Any],
+    attachments: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write checkpoint `name` under `root` atomically and return its folder.
 
     `weights` is the model's state_dict, `state` whatever else resumes the training (tensors and plain values only),
-    `facts` go into the manifest (epoch, step, metrics, …; JSON).
+    `facts` go into the manifest (epoch, step, metrics, …; JSON), `attachments` are further files by name.
     """
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob("tmp-*"):  # of a writer that was killed
@@ -46,13 +52,15 @@ def commit(
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in weights.items()}
     save_file(copies, temporary / WEIGHTS)
     torch.save({"weights": copies, **state}, temporary / STATE)
-    files = {file: _describe(temporary / file) for file in (STATE, WEIGHTS)}
+    for file, content in attachments.items():
+        (temporary / file).write_bytes(content)
+    files = {file: _describe(temporary / file) for file in (STATE, WEIGHTS, *attachments)}
     manifest = {"schema_version": SCHEMA_VERSION, "files": files, **facts}
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
-    for path in (*(temporary / file for file in (STATE, WEIGHTS, MANIFEST)), temporary):
+    for path in (*(temporary / file for file in (*files, MANIFEST)), temporary):
         _sync(path)
     final = root / name
-    if final.exists():  # the same epoch again, after a resume from an earlier one
+    if final.exists():  # the same step again, after a resume from an earlier one
         shutil.rmtree(final)
     temporary.rename(final)
     _sync(root)
@@ -96,7 +104,7 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def committed(root: Path) -> list[Path]:
     """Checkpoints under `root`, oldest first; half-written ones are not among them."""
-    found = (path for path in root.glob("epoch-*") if path.is_dir())
+    found = (path for path in root.glob("step-*") if path.is_dir())
     return sorted(found, key=lambda path: (len(path.name), path.name))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +37,9 @@ class Communicator(Protocol):
     def distribute(self, optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
         """An optimizer whose step averages the gradients of all ranks; micro-batch gradients are summed."""
 
+    def averaged(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+        """Inside it the gradients are averaged over the ranks, and `optimizer.step()` takes them as they then are."""
+
     def close(self) -> None:
         """End the group; no collective after it."""
 
@@ -58,6 +64,9 @@ class SingleProcess:
     def distribute(self, optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
         return optimizer
 
+    def averaged(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def close(self) -> None:
         pass
 
@@ -65,8 +74,11 @@ class SingleProcess:
 class HorovodCommunicator:
     """hvd.init'ed ranks. HOROVOD_* settings are read at init, so they are set here, just before."""
 
-    def __init__(self, settings: Horovod, deterministic: bool) -> None:
+    def __init__(self, settings: Horovod, deterministic: bool, timeline: Path | None = None) -> None:
         os.environ.update(environment(settings, deterministic))
+        if timeline is not None:  # rank 0 alone writes it
+            timeline.parent.mkdir(parents=True, exist_ok=True)
+            os.environ["HOROVOD_TIMELINE"] = str(timeline)
         import horovod.torch as hvd
 
         hvd.init()
@@ -94,7 +106,7 @@ class HorovodCommunicator:
         fp16 = settings.compression is Compression.fp16
         wrapped: Optimizer = hvd.DistributedOptimizer(
             optimizer,
-            named_parameters=model.named_parameters(),
+            named_parameters=[(name, p) for name, p in model.named_parameters() if p.requires_grad],
             op=hvd.Average,
             backward_passes_per_step=accumulation_steps,
             compression=hvd.Compression.fp16 if fp16 else hvd.Compression.none,
@@ -105,6 +117,12 @@ class HorovodCommunicator:
         # Not hvd.broadcast_optimizer_state: on a fresh optimizer it takes a step with zero gradients.
         wrapped.load_state_dict(self.broadcast(wrapped.state_dict()))
         return wrapped
+
+    @contextmanager
+    def averaged(self, optimizer: Optimizer) -> Iterator[None]:
+        optimizer.synchronize()  # type: ignore[attr-defined]  # Horovod's wrapper
+        with optimizer.skip_synchronize():  # type: ignore[attr-defined]
+            yield
 
     def close(self) -> None:
         self._hvd.shutdown()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, cast, get_type_hints
@@ -20,10 +19,19 @@ from omegaconf.errors import OmegaConfBaseException
 from runner import schema
 from runner.build import check
 from runner.errors import ConfigError, nearest, refuse
+from runner.ranges import check_values
 from runner.schema import Experiment
 
 # What runner itself passes first: (parameters), (optimizer), (κ).
-POSITIONAL = {"model": 0, "dataset": 0, "optimizer": 1, "scheduler": 1, "lr_scaling": 1}
+POSITIONAL = {
+    "model": 0,
+    "dataset": 0,
+    "loss": 0,
+    "metrics": 0,
+    "optimizer": 1,
+    "scheduler": 1,
+    "lr_scaling": 1,
+}
 
 
 def register_schema() -> None:
@@ -63,53 +71,10 @@ def check_targets(experiment: Experiment) -> None:
     """Locate every `_target_` and bind its arguments. Imports the user's code, and with it torch."""
     for name, positional in POSITIONAL.items():
         group = getattr(experiment, name)
-        node = group if isinstance(group, dict) else group.target
+        node = group if isinstance(group, dict) else group.target or {}
         if name == "optimizer":
             node = {**node, "lr": group.lr}
         check(node, name, positional)
-
-
-def check_values(experiment: Experiment) -> None:
-    """Ranges that types do not say."""
-    for key, low in (
-        ("scaling.num_workers", 1),
-        ("trainer.epochs", 1),
-        ("trainer.batch_size", 1),
-        ("trainer.accumulation_steps", 1),
-        ("trainer.limit_batches", 1),
-        ("checkpoint.every_epochs", 1),
-        ("checkpoint.keep", 1),
-        ("lr_scaling.base_batch_size", 1),
-        ("dataset.limit_rows", 1),
-        ("horovod.groups", 1),
-    ):
-        value = _dotted(experiment, key)
-        if value is not None and value < low:
-            raise refuse(key, value, f"must be {low} or more", f"{key}={low}")
-    cpus, gpus = (_dotted(experiment, f"scaling.resources_per_worker.{kind}") for kind in ("CPU", "GPU"))
-    if cpus is not None and not (cpus > 0 and math.isfinite(cpus)):
-        raise refuse(
-            "scaling.resources_per_worker.CPU", cpus, "must be above 0", "scaling.resources_per_worker.CPU=1"
-        )
-    if gpus is not None and not (gpus >= 0 and math.isfinite(gpus)):
-        raise refuse(
-            "scaling.resources_per_worker.GPU",
-            gpus,
-            "must be 0 or more",
-            "scaling.resources_per_worker.GPU=1",
-        )
-    for key in ("optimizer.lr", "horovod.gradient_predivide_factor", "tracking.flush_seconds"):
-        value = _dotted(experiment, key)
-        if not (value > 0 and math.isfinite(value)):
-            raise refuse(key, value, "must be a finite number above 0", f"{key}=0.1")
-    warmup = experiment.scheduler.warmup_epochs
-    if not (warmup >= 0 and math.isfinite(warmup)):
-        raise refuse("scheduler.warmup_epochs", warmup, "must be 0 or more", "scheduler.warmup_epochs=0")
-    if warmup > experiment.trainer.epochs:
-        allowed = f"trainer.epochs={experiment.trainer.epochs} are fewer"
-        raise refuse(
-            "scheduler.warmup_epochs", warmup, allowed, f"scheduler.warmup_epochs={experiment.trainer.epochs}"
-        )
 
 
 def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -155,13 +120,16 @@ def _default(datatype: type, name: str) -> Any:
 def _split(node: DictConfig, name: str, kind: Any) -> Any:
     """An open group: its own keys typed by the schema, `_target_` and the rest as the target's node."""
     plain = _resolved_node(node, name)
-    if not isinstance(plain, dict) or "_target_" not in plain:
-        raise refuse(
-            f"{name}._target_", "???", "a dotted path is needed", f"{name}=<an option of conf/{name}>"
-        )
     if kind == schema.Target:
-        return plain
+        return plain or {}
     own = [field for field in _kinds(kind) if field != "target"]
+    if not isinstance(plain, dict) or plain.get("_target_") is None:
+        if _kinds(kind)["target"] == schema.Target:
+            raise refuse(
+                f"{name}._target_", "???", "a dotted path is needed", f"{name}=<an option of conf/{name}>"
+            )
+        _refuse_unknown(node, [*own, "_target_"], name)
+        return _typed(OmegaConf.create({key: plain[key] for key in own if key in plain}), name, kind)
     typed = _typed(OmegaConf.create({key: plain[key] for key in own if key in plain}), name, kind)
     typed.target = {key: value for key, value in plain.items() if key not in own}
     return typed
@@ -205,10 +173,3 @@ def _resolved_node(node: Any, name: str) -> Any:
     except OmegaConfBaseException as error:
         key = error.full_key or name
         raise ConfigError(f"{key}: {str(error.msg or error).splitlines()[0]}") from error
-
-
-def _dotted(experiment: Experiment, key: str) -> Any:
-    found: Any = experiment
-    for part in key.split("."):
-        found = getattr(found, part)
-    return found

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner import build
 from runner.errors import refuse
-from runner.schema import Experiment, Ingest, Scheduler
+from runner.schema import Experiment, Ingest, Mode, Scheduler
 
 MIN_CPU_SHARE = 0.1  # ten processes on a core is where sharing stops being of use
 COLD_START = 0.1  # of the LR: where a warm-up starts when no rule scaled it up
@@ -25,18 +25,22 @@ class DataFacts:
     train_rows: int
     val_rows: int
     input_shape: tuple[int, ...]
-    out_features: int  # number of classes, or of regression targets
+    out_features: int  # number of classes, tokens, labels, or regression targets
+    class_counts: tuple[int, ...] | None = None  # training rows of each class
+    class_names: tuple[str, ...] | None = None
 
     @property
     def in_features(self) -> int:
         return math.prod(self.input_shape)
 
     def for_model(self) -> dict[str, Any]:
-        """The constructor arguments that a model may leave to the data."""
+        """The constructor arguments that a model, a loss or a metric may leave to the data."""
         return {
             "in_features": self.in_features,
             "out_features": self.out_features,
             "input_shape": self.input_shape,
+            "context_length": self.input_shape[0] if self.input_shape else None,
+            **dict.fromkeys(("vocab_size", "num_classes", "num_labels", "num_outputs"), self.out_features),
         }
 
 
@@ -87,6 +91,7 @@ class LearningRate:
     multiplier: float
     warmup_epochs: float
     warmup_start: float  # fraction of the scaled LR at the first step
+    warmup_steps: int | None = None  # instead of warmup_epochs
 
     @property
     def kappa(self) -> float:
@@ -101,9 +106,20 @@ class LearningRate:
             f"lr {self.base:g} (base, batch {self.base_batch_size}) × {self.multiplier:g} "
             f"({self.rule}: {self.global_batch_size}/{self.base_batch_size}) = {self.scaled:g}"
         )
-        if self.warmup_epochs:
-            line += f", warm-up {self.warmup_epochs:g} epochs from {self.scaled * self.warmup_start:g}"
+        if self.warmup_steps or self.warmup_epochs:
+            length = f"{self.warmup_steps} steps" if self.warmup_steps else f"{self.warmup_epochs:g} epochs"
+            line += f", warm-up {length} from {self.scaled * self.warmup_start:g}"
         return line
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The metric that selects the best checkpoint, ends a training early and drives a plateau scheduler."""
+
+    monitor: str = "val/loss"
+    maximise: bool = False
+    patience: int | None = None  # validations
+    min_delta: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,25 +128,31 @@ class Plan:
     batch_size: int
     accumulation_steps: int
     global_batch_size: int
-    epochs: int
+    epochs: int  # begun, when total_steps ends within one
     steps_per_epoch: int
+    total_steps: int
+    validate_every: int  # steps
     train_rows: int
     val_rows: int
     dropped_rows: int  # rows an epoch that drop_last or limit_batches leaves out
     in_features: int
     out_features: int
     learning_rate: LearningRate
+    goal: Goal = Goal()
 
     @property
     def num_workers(self) -> int:
         return self.resources.num_workers
 
     @property
-    def total_steps(self) -> int:
-        return self.epochs * self.steps_per_epoch
+    def epoch_rows(self) -> int:
+        """Rows that an epoch uses, each once."""
+        return self.train_rows - self.dropped_rows
 
     @property
     def warmup_steps(self) -> int:
+        if self.learning_rate.warmup_steps is not None:
+            return self.learning_rate.warmup_steps
         return round(self.learning_rate.warmup_epochs * self.steps_per_epoch)
 
     def for_scheduler(self, scheduler: Scheduler) -> dict[str, int]:
@@ -151,20 +173,23 @@ class Plan:
             rows += f" ({self.dropped_rows} dropped an epoch)"
         return [
             f"batch {self.global_batch_size} = {batch}",
-            f"steps {self.total_steps} = {self.epochs} epochs × {self.steps_per_epoch}; {rows}",
+            f"steps {self.total_steps} = {self._epochs()} epochs × {self.steps_per_epoch}; {rows}",
             f"resources {self.resources.line()}",
             self.learning_rate.line(),
         ]
+
+    def _epochs(self) -> str:
+        return f"{self.total_steps / self.steps_per_epoch:.4g}"
 
     def flat(self) -> dict[str, Any]:
         """One level of numbers and strings for a tracker."""
         plan = asdict(self)
         resources, learning_rate = plan.pop("resources"), plan.pop("learning_rate")
+        del plan["goal"]  # the config says it
         return {
             **{f"plan/{key}": value for key, value in {**plan, **resources}.items()},
             **{f"plan/lr_{key}": value for key, value in learning_rate.items()},
             "plan/lr_scaled": self.learning_rate.scaled,
-            "plan/total_steps": self.total_steps,
         }
 
 
@@ -195,7 +220,7 @@ def plan_learning_rate(experiment: Experiment) -> LearningRate:
     kappa = global_batch_size / base_batch_size
     multiplier = build.build(scaling.target, kappa)
     # Scaling down is gentler than the base LR: a warm-up would start above the target.
-    warmup_epochs = experiment.scheduler.warmup_epochs if kappa >= 1 else 0.0
+    warmup = experiment.scheduler if kappa >= 1 else Scheduler()
     start = experiment.scheduler.warmup_start
     return LearningRate(
         base=experiment.optimizer.lr,
@@ -203,8 +228,9 @@ def plan_learning_rate(experiment: Experiment) -> LearningRate:
         global_batch_size=global_batch_size,
         rule=scaling.target["_target_"].rpartition(".")[2],
         multiplier=multiplier,
-        warmup_epochs=warmup_epochs,
+        warmup_epochs=warmup.warmup_epochs,
         warmup_start=(1 / multiplier if multiplier > 1 else COLD_START) if start is None else start,
+        warmup_steps=warmup.warmup_steps,
     )
 
 
@@ -224,17 +250,22 @@ def make_plan(experiment: Experiment, data: DataFacts, resources: ResourcePlan) 
         )
     if trainer.limit_batches is not None:
         steps = min(steps, trainer.limit_batches)
+    total_steps = trainer.max_steps or trainer.epochs * steps
+    checkpoint = experiment.checkpoint
     return Plan(
         resources=resources,
         batch_size=trainer.batch_size,
         accumulation_steps=trainer.accumulation_steps,
         global_batch_size=batch,
-        epochs=trainer.epochs,
+        epochs=math.ceil(total_steps / steps),
         steps_per_epoch=steps,
+        total_steps=total_steps,
+        validate_every=trainer.validate_every_steps or trainer.validate_every_epochs * steps,
         train_rows=data.train_rows,
         val_rows=data.val_rows,
         dropped_rows=max(0, data.train_rows - steps * batch),
         in_features=data.in_features,
         out_features=data.out_features,
         learning_rate=learning_rate,
+        goal=Goal(checkpoint.monitor, checkpoint.mode is Mode.max, trainer.patience, trainer.min_delta),
     )

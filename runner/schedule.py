@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, ReduceLROnPlateau, StepLR
 
+from runner.errors import refuse
 from runner.schema import Interval
 
 
 class Schedule:
     """Steps the optimizer's LR after each optimizer step.
 
-    During the warm-up the LR is peak × (start + (1 − start) × step / warmup_steps); the scheduler's own count begins
-    when it ends. `peak` is the LR that the scheduler set when it was built, from the already scaled LR: nothing is
-    scaled twice.
+    The LR is the scheduler's × (start + (1 − start) × step / warmup_steps) during the warm-up, and the scheduler's
+    after it. That one was built from the already scaled LR: nothing is scaled twice. All parameter groups have the
+    same factor and the same count, so they keep the ratio of their LRs.
+
+    The scheduler's count begins when the warm-up ends, but for those that name a moment: epoch 30 of StepLR and
+    MultiStepLR is the training's, warm-up included (as in Goyal et al. 2017). ReduceLROnPlateau is stepped by
+    `measured` instead.
+
+    `total_steps` is the training's length; a scheduler that ends earlier and cannot go on (OneCycleLR) is refused.
     """
 
     def __init__(
@@ -26,14 +33,17 @@ class Schedule:
         warmup_steps: int,
         warmup_start: float,
         steps_per_epoch: int,
+        total_steps: int | None = None,
     ) -> None:
         self._optimizer, self._scheduler, self._interval = optimizer, scheduler, interval
         self._warmup_steps, self._warmup_start = warmup_steps, warmup_start
         self._steps_per_epoch = steps_per_epoch
-        self._peaks = [group["lr"] for group in optimizer.param_groups]
+        self._is_plateau = isinstance(scheduler, ReduceLROnPlateau)
+        self._counts_warmup = isinstance(scheduler, (StepLR, MultiStepLR))
         self._step = 0
-        if warmup_steps:
-            self._warm_up()
+        if total_steps is not None:
+            self._refuse_too_short(total_steps)
+        self._set_lr()
 
     @property
     def lr(self) -> float:
@@ -43,10 +53,16 @@ class Schedule:
     def advance(self) -> None:
         """Call once after every optimizer step."""
         self._step += 1
-        if self._step <= self._warmup_steps:
-            self._warm_up()
-        elif self._interval is Interval.step or self._step % self._steps_per_epoch == 0:
+        if self._is_due(self._step):
+            # Torch computes the next LR from the group's, which must not be the warm-up's.
+            self._set_lr(warm_up=False)
             self._scheduler.step()
+        self._set_lr()
+
+    def measured(self, value: float) -> None:
+        """Call after every validation with the monitored metric. It concerns ReduceLROnPlateau, after the warm-up."""
+        if self._is_plateau and self._step >= self._warmup_steps:
+            self._scheduler.step(value)  # type: ignore[arg-type]  # its argument is the metric
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step, "scheduler": self._scheduler.state_dict()}
@@ -54,11 +70,30 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step = state["step"]
         self._scheduler.load_state_dict(state["scheduler"])
-        if self._step <= self._warmup_steps:
-            self._warm_up()
+        self._set_lr()
 
-    def _warm_up(self) -> None:
-        done = self._step / self._warmup_steps if self._warmup_steps else 1.0
-        factor = self._warmup_start + (1 - self._warmup_start) * done
-        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
-            group["lr"] = peak * factor
+    def _is_due(self, step: int) -> bool:
+        """Whether the scheduler is stepped after the training's `step`-th step."""
+        if self._is_plateau or (step <= self._warmup_steps and not self._counts_warmup):
+            return False
+        return self._interval is Interval.step or step % self._steps_per_epoch == 0
+
+    def _set_lr(self, warm_up: bool = True) -> None:
+        factor = 1.0
+        if warm_up and self._step < self._warmup_steps:
+            factor = self._warmup_start + (1 - self._warmup_start) * self._step / self._warmup_steps
+        for group, lr in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
+            group["lr"] = lr * factor
+
+    def _refuse_too_short(self, total_steps: int) -> None:
+        length = getattr(self._scheduler, "total_steps", None)
+        if length is None:
+            return
+        needed = sum(self._is_due(step) for step in range(1, total_steps + 1))
+        if length < needed:
+            raise refuse(
+                "scheduler.total_steps",
+                length,
+                f"the run steps the scheduler {needed} times after the warm-up",
+                f"scheduler.total_steps={needed}",
+            )

@@ -15,13 +15,23 @@ Target = dict[str, Any]  # {"_target_": "package.callable", argument: value, …
 
 
 class Task(Enum):
-    classification = "classification"
-    regression = "regression"
+    classification = "classification"  # one label a row: int64 [rows]
+    multilabel = "multilabel"  # each label 0 or 1: float [rows, labels]
+    regression = "regression"  # float [rows, k]
+    language_modeling = "language_modeling"  # next tokens: int64 [rows, time], −100 is not counted
 
 
 class Ingest(Enum):
     tensors = "tensors"
+    dataloader = "dataloader"
     ray_data = "ray_data"
+
+
+class Precision(Enum):
+    float32 = "float32"
+    float64 = "float64"
+    bf16 = "bf16"  # autocast; parameters stay float32
+    fp16 = "fp16"  # autocast with loss scaling
 
 
 class Split(Enum):
@@ -51,17 +61,33 @@ class Compression(Enum):
     fp16 = "fp16"
 
 
+class Op(Enum):
+    average = "average"
+    adasum = "adasum"
+
+
 class Backend(Enum):
     mlflow = "mlflow"
     none = "none"
 
 
 @dataclass
+class Model:
+    freeze: str | None = None  # a regular expression: parameters whose name it finds do not train
+    init_from: str | None = None  # weights: a checkpoint folder, a .safetensors file, runs:/<run_id>
+    init_strict: bool = True  # false: take what fits by name and shape
+    target: Target = field(default_factory=dict)
+
+
+@dataclass
 class Dataset:
-    """`target` returns {"train": (inputs, targets), "val": (inputs, targets)}: arrays with one row an example."""
+    """`target` returns {"train": split, "val": split}; a split is a pair of arrays (inputs, targets) with one row an
+    example, a map-style torch Dataset, or a source with `read(start, stop)` (see ingest/rows.py)."""
 
     task: Task = Task.classification
-    ingest: Ingest = Ingest.tensors  # arrays in shared memory, or streamed by Ray Data
+    ingest: Ingest = Ingest.tensors  # shared memory, torch's DataLoader, or streamed by Ray Data
+    loader_workers: int = 0  # processes a DataLoader
+    shuffle_rows: int | None = None  # ray_data: rows to shuffle among; null: 32 batches of a worker
     drop_last: bool = False  # drop the last, short global batch of an epoch (models with batch norm)
     limit_rows: int | None = None  # keep only the first rows of each split
     val_split: Split = Split.val  # train: evaluate on the training rows (debug=overfit)
@@ -71,17 +97,32 @@ class Dataset:
 @dataclass
 class Optimizer:
     lr: float = 0.1  # the base learning rate, before scaling
+    decay_norms_and_biases: bool = True  # false: no weight decay on parameters of fewer than two dimensions
+    # Rules, the first that fits a parameter wins: {match: regex, min_ndim: n, max_ndim: n, <option>: value, …}.
+    # An `lr` in a rule is a base LR too.
+    param_groups: list[dict[str, Any]] = field(default_factory=list)
     target: Target = field(default_factory=dict)
 
 
 @dataclass
 class Scheduler:
-    """A torch scheduler, counted in steps or epochs after the warm-up."""
+    """A torch scheduler, counted in steps or epochs after the warm-up; ReduceLROnPlateau takes the monitored metric."""
 
     interval: Interval = Interval.step
     warmup_epochs: float = 0.0
+    warmup_steps: int | None = None  # instead of warmup_epochs
     warmup_start: float | None = None  # fraction of the scaled LR; null: the base LR, or a tenth
     target: Target = field(default_factory=dict)
+
+
+@dataclass
+class Loss:
+    """By dataset.task; a `target` of one's own is called with (outputs, targets) and gives a loss a row, an element
+    (averaged over the row), or their mean."""
+
+    label_smoothing: float = 0.0
+    class_weights: Any = None  # a weight a class, or "balanced": rows / (classes × rows of the class)
+    target: Target | None = None
 
 
 @dataclass
@@ -110,10 +151,22 @@ class Scaling:
 @dataclass
 class Trainer:
     epochs: int = 20
+    max_steps: int | None = None  # optimizer steps, instead of epochs
     batch_size: int = 32  # rows a worker and micro-batch
     accumulation_steps: int = 1  # micro-batches a step
     deterministic: bool = False
     limit_batches: int | None = None  # steps an epoch, at most
+    precision: Precision = Precision.float32
+    clip_norm: float | None = None  # L2 norm of the averaged gradient, at most
+    clip_value: float | None = None  # each element of the averaged gradient, at most
+    ema_decay: float | None = None  # keep a moving average of the weights, which is evaluated and stored
+    compile: bool = False  # torch.compile
+    validate_every_epochs: int = 1
+    validate_every_steps: int | None = None  # instead of validate_every_epochs
+    patience: int | None = None  # stop after so many validations without a better checkpoint.monitor
+    min_delta: float = 0.0  # what counts as better for `patience`
+    log_norms: bool = False  # norms of gradient and parameters
+    profile_steps: int | None = None  # torch.profiler over the first steps, kept in profile/
 
 
 @dataclass
@@ -137,6 +190,7 @@ class Horovod:
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
     ssh_str: str | None = None
+    op: Op = Op.average
     compression: Compression = Compression.none
     gradient_predivide_factor: float = 1.0
     groups: int | None = None
@@ -147,6 +201,7 @@ class Horovod:
     gloo_timeout_s: int = 30
     stall_warning_s: int = 60
     stall_shutdown_s: int = 0
+    timeline: bool = False  # HOROVOD_TIMELINE, kept in profile/
 
 
 @dataclass
@@ -156,6 +211,7 @@ class Tracking:
     experiment: str | None = None  # null: MLFLOW_EXPERIMENT_NAME, else "runner"
     run_name: str | None = None
     log_model: bool = True
+    plots: bool = True
     flush_seconds: float = 1.0
 
 
@@ -163,8 +219,10 @@ class Tracking:
 class Experiment:
     """One experiment as the config says it, typed and checked."""
 
-    model: Target
+    model: Model
     dataset: Dataset
+    loss: Loss
+    metrics: dict[str, Any]  # name: node of a torchmetrics metric
     optimizer: Optimizer
     scheduler: Scheduler
     lr_scaling: LRScaling

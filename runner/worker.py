@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from runner import build, checkpoint, schema
+from runner import checkpoint, schema
 from runner.communicator import Communicator, device
 from runner.errors import RunnerError, TrainingError
-from runner.ingest.arrays import Splits
-from runner.ingest.batches import Ingest
+from runner.examine import examine
+from runner.ingest.batches import Ingest, Place
+from runner.ingest.dataloader import LoaderIngest
 from runner.ingest.ray_data import RayDataIngest
-from runner.ingest.tensors import TensorIngest
-from runner.loop import Learner, TrainState, fit
-from runner.objective import objective
+from runner.ingest.rows import Splits
+from runner.ingest.tensors import TensorIngest, as_tensors
+from runner.learner import Learner, build_learner
+from runner.loop import Metrics, TrainState, fit
+from runner.parameters import Weights
 from runner.plan import DataFacts, Plan
+from runner.profile import FOLDER, ProfiledIngest
 from runner.rank_log import captured, log_path
-from runner.schedule import Schedule
-from runner.schema import Experiment, Mode
+from runner.schema import Experiment, Precision
 from runner.tracking import Tracker, open_tracker
 
 REPORT_SECONDS = 1.0
@@ -49,8 +51,18 @@ class Job:
     tracking_uri: str | None
     working_dir: Path
     import_roots: tuple[str, ...]
+    attachments: Mapping[str, bytes]  # files that every checkpoint keeps: the fitted preprocessing
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What ranks share by Ray's shared memory: one copy a node."""
+
+    splits: Splits
+    initial: Weights | None = None  # what the model starts from
+
+
+Shards = Mapping[str, Any]
 Report = Callable[
     [dict[str, Any]], None
 ]  # called equally often on every rank; rank 0's values reach the driver
@@ -58,71 +70,98 @@ Connect = Callable[[], Communicator]
 
 
 def train_loop_per_worker(
-    job: Job, splits: Splits, shard: Any, connect: Connect, report: Report, rank: int
+    job: Job, memory: Memory, shards: Shards, connect: Connect, report: Report, rank: int
 ) -> None:
     """Train on this rank, with its output in logs/rank-N.log and a failure in errors/rank-N.json.
 
-    `splits` holds the arrays in memory; with Ray Data ingest `shard` is this rank's DataIterator over the training
-    rows, which are then not in `splits`.
+    With Ray Data ingest `shards` are this rank's DataIterators by split.
     """
     enter(job)
     with captured(log_path(job.run_dir, rank)):
         try:
-            train(job, splits, shard, connect(), report)
+            train(job, memory, shards, connect(), report)
         except Exception as error:
             record_error(job.run_dir, rank, error)
             traceback.print_exc()
             raise
 
 
-def train(job: Job, splits: Splits, shard: Any, communicator: Communicator, report: Report) -> None:
-    """Build, fit, and after each epoch: checkpoint, track, report."""
+def train(job: Job, memory: Memory, shards: Shards, communicator: Communicator, report: Report) -> None:
+    """Build, fit, and after each epoch and validation: checkpoint, track, report."""
     experiment, plan = job.experiment, job.plan
     is_chief = communicator.rank == 0
     settle(experiment, plan)
-    on = device(communicator, plan.resources.use_gpu)
-    learner = build_learner(experiment, plan, job.data, communicator, on)
-    ingest = open_ingest(job, splits, shard, communicator.rank, on)
+    place = placement(experiment, device(communicator, plan.resources.use_gpu))
+    learner = build_learner(experiment, plan, job.data, communicator, place.device, memory.initial)
     state = TrainState()
-    # Only rank 0 writes checkpoints and metrics.
-    tracker = open_tracker(experiment.tracking, job.tracking_uri if is_chief else None, job.run_id)
-    best: dict[str, float] = {}
-    unreported: list[dict[str, float]] = []
+    best: Metrics = {}
+    unreported: list[Metrics] = []
     started = time.time()
-    try:
+    with (
+        contextlib.closing(open_ingest(job, memory.splits, shards, communicator.rank, place)) as ingest,
+        # Only rank 0 writes checkpoints and metrics.
+        tracking(
+            open_tracker(experiment.tracking, job.tracking_uri if is_chief else None, job.run_id)
+        ) as tracker,
+    ):
         for metrics in fit(state, plan, learner, ingest, communicator):
-            selected = select(state, metrics, experiment)
-            best = metrics if selected else best
+            is_best = state.best_step == state.step
+            best = metrics if is_best else best
             if is_chief:
-                tracker.log_metrics(metrics, step=state.epoch)
-                save(job, state, learner, metrics, selected, tracker)
+                tracker.log_metrics(metrics, step=state.step)
+                save(job, state, learner, metrics, is_best, tracker)
             unreported.append(metrics)
             # A report waits for the driver, so short epochs share one; the seconds are the same on all ranks.
-            if sum(epoch["seconds/epoch"] for epoch in unreported) > REPORT_SECONDS:
-                report({"epochs": unreported})
+            if sum(each["seconds/training"] for each in unreported) > REPORT_SECONDS:
+                report({"history": unreported})
                 unreported = []
-    except Exception:
-        with contextlib.suppress(
-            RunnerError
-        ):  # what was measured is kept; the failure itself is what is reported
-            tracker.close()
-        raise
-    trained = time.time()
-    digest = agree(learner.model, communicator)
-    if is_chief and experiment.tracking.log_model:
-        tracker.log_model(learner.model, torch.from_numpy(splits["val"][0][:MODEL_EXAMPLE_ROWS].copy()))
-    tracker.close()
-    seconds = {"training": trained - started, "tracking": time.time() - trained}
-    report(
-        {"epochs": unreported, "weights_sha256": digest, "best": best, "seconds": seconds, "started": started}
-    )
+        trained = time.time()
+        model = learner.evaluated_model()
+        last: dict[str, Any] = {"history": unreported, "best": best, "started": started}
+        last["weights_sha256"] = agree(learner.model, model, communicator)
+        if experiment.tracking.plots:
+            task = experiment.dataset.task
+            last["examined"] = examine(model, task, ingest, job.data, communicator, learner.autocast)
+        if is_chief and experiment.tracking.log_model:
+            tracker.log_model(model, place(example(memory.splits)).cpu())
+    report({**last, "seconds": {"training": trained - started, "tracking": time.time() - trained}})
     communicator.close()
 
 
-def open_ingest(job: Job, splits: Splits, shard: Any, rank: int, on: torch.device) -> Ingest:
-    if job.experiment.dataset.ingest is schema.Ingest.ray_data:
-        return RayDataIngest(shard, splits["val"], job.plan, job.experiment.seed, rank, on)
-    return TensorIngest(splits, job.plan, job.experiment.seed, rank, on)
+@contextlib.contextmanager
+def tracking(tracker: Tracker) -> Iterator[Tracker]:
+    """Closed in the end. After a failure too, so that what was measured is kept; but then the failure is reported."""
+    try:
+        yield tracker
+    except BaseException:
+        with contextlib.suppress(RunnerError):
+            tracker.close()
+        raise
+    tracker.close()
+
+
+def example(splits: Splits) -> Tensor:
+    """Inputs of a few rows, as the model takes them."""
+    inputs, _ = as_tensors(splits["val"].read(0, 1))
+    return inputs.repeat_interleave(MODEL_EXAMPLE_ROWS, dim=0)
+
+
+def placement(experiment: Experiment, on: torch.device) -> Place:
+    return Place(on, torch.float64 if experiment.trainer.precision is Precision.float64 else None)
+
+
+def open_ingest(job: Job, splits: Splits, shards: Shards, rank: int, place: Place) -> Ingest:
+    trainer, dataset, seed = job.experiment.trainer, job.experiment.dataset, job.experiment.seed
+    ingest: Ingest
+    if dataset.ingest is schema.Ingest.ray_data:
+        ingest = RayDataIngest(shards, splits, job.plan, seed, rank, place, dataset.shuffle_rows)
+    elif dataset.ingest is schema.Ingest.dataloader:
+        ingest = LoaderIngest(splits, job.plan, seed, rank, place, dataset.loader_workers)
+    else:
+        ingest = TensorIngest(splits, job.plan, seed, rank, place)
+    if trainer.profile_steps and rank == 0:
+        ingest = ProfiledIngest(ingest, trainer.profile_steps, job.run_dir / FOLDER / "torch-trace.json")
+    return ingest
 
 
 def enter(job: Job) -> None:
@@ -144,55 +183,21 @@ def settle(experiment: Experiment, plan: Plan) -> None:
     torch.manual_seed(experiment.seed)  # the same on all ranks while the model is built
 
 
-def build_learner(
-    experiment: Experiment, plan: Plan, data: DataFacts, communicator: Communicator, on: torch.device
-) -> Learner:
-    """Model, optimizer and schedule, equal on all ranks and with the scaled LR."""
-    model: nn.Module = build.build(experiment.model, facts=data.for_model()).to(on)
-    communicator.broadcast_model(model)
-    torch.manual_seed(experiment.seed + 1 + communicator.rank)  # dropout differs between ranks from here on
-    optimizer = build.build(
-        {**experiment.optimizer.target, "lr": plan.learning_rate.scaled}, model.parameters()
-    )
-    optimizer = communicator.distribute(optimizer, model, plan.accumulation_steps)
-    scheduler = build.build(
-        experiment.scheduler.target, optimizer, facts=plan.for_scheduler(experiment.scheduler)
-    )
-    schedule = Schedule(
-        optimizer,
-        scheduler,
-        experiment.scheduler.interval,
-        plan.warmup_steps,
-        plan.learning_rate.warmup_start,
-        plan.steps_per_epoch,
-    )
-    return Learner(model, optimizer, schedule, objective(experiment.dataset.task))
-
-
-def select(state: TrainState, metrics: dict[str, float], experiment: Experiment) -> bool:
-    """Whether this epoch is the best so far by the monitored metric."""
-    sign = 1 if experiment.checkpoint.mode is Mode.max else -1
-    value = metrics[experiment.checkpoint.monitor]
-    if math.isnan(value) or (state.best is not None and not sign * value > sign * state.best):
-        return False
-    state.best = value
-    return True
-
-
 def save(
-    job: Job, state: TrainState, learner: Learner, metrics: dict[str, float], is_best: bool, tracker: Tracker
+    job: Job, state: TrainState, learner: Learner, metrics: Metrics, is_best: bool, tracker: Tracker
 ) -> None:
-    """Commit a checkpoint of this epoch when it is due or the best; upload it as last, best or both."""
-    settings = job.experiment.checkpoint
-    is_due = state.epoch % settings.every_epochs == 0 or state.epoch == job.plan.epochs
+    """Commit a checkpoint of this step when it is due or the best; upload it as last, best or both."""
+    settings, plan = job.experiment.checkpoint, job.plan
+    is_last = state.stopped or state.step == plan.total_steps
+    is_due = is_last or state.step % (settings.every_epochs * plan.steps_per_epoch) == 0
     if not settings.enabled or not (is_due or is_best):
         return
     root = job.run_dir / "checkpoints"
     path = checkpoint.commit(
         root,
-        f"epoch-{state.epoch:04d}",
-        learner.model.state_dict(),
-        {"optimizer": learner.optimizer.state_dict(), "schedule": learner.schedule.state_dict()},
+        f"step-{state.step:08d}",
+        learner.evaluated_model().state_dict(),
+        learner.state_dict(),
         {
             "epoch": state.epoch,
             "step": state.step,
@@ -202,6 +207,7 @@ def save(
             "metrics": metrics,
             "run_id": job.run_id,
         },
+        job.attachments,
     )
     tracker.log_artifact(path, "checkpoints/last")
     if is_best:
@@ -218,15 +224,15 @@ def best_checkpoint(root: Path) -> Path | None:
     return None
 
 
-def agree(model: nn.Module, communicator: Communicator) -> str:
-    """The weights' sha256 (rank 0's); raises TrainingError when the ranks' parameters differ."""
+def agree(model: nn.Module, evaluated: nn.Module, communicator: Communicator) -> str:
+    """The evaluated weights' sha256 (rank 0's); raises TrainingError when the ranks' parameters differ."""
     parameters = checkpoint.weights_sha256(dict(model.named_parameters()))
     digests = communicator.allgather(torch.tensor(list(bytes.fromhex(parameters))))
     if not (digests == digests[0]).all():
         raise TrainingError(
             "the ranks ended with different weights: is a parameter changed outside the optimizer?"
         )
-    return checkpoint.weights_sha256(model.state_dict())
+    return checkpoint.weights_sha256(evaluated.state_dict())
 
 
 def own_line(error: BaseException) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,8 +21,12 @@ LAPTOP = Machine(cpus=2)
 def make_experiment(settings: dict[str, Any] | None = None) -> Experiment:
     """Linear regression with plain SGD; `settings` maps dotted keys to values: {"scaling.num_workers": 4}."""
     experiment = Experiment(
-        model={"_target_": "models.linear.Linear", "in_features": None, "out_features": None},
+        model=schema.Model(
+            target={"_target_": "models.linear.Linear", "in_features": None, "out_features": None}
+        ),
         dataset=schema.Dataset(schema.Task.regression, target={"_target_": "datasets.synthetic.line"}),
+        loss=schema.Loss(),
+        metrics={},
         optimizer=schema.Optimizer(0.1, target={"_target_": "torch.optim.SGD"}),
         scheduler=schema.Scheduler(
             target={"_target_": "torch.optim.lr_scheduler.ConstantLR", "factor": 1.0, "total_iters": 0}
@@ -85,12 +91,14 @@ class Rank:
     def distribute(
         self, optimizer: torch.optim.Optimizer, model: nn.Module, accumulation_steps: int
     ) -> torch.optim.Optimizer:
-        def average(*arguments: Any) -> None:
-            for parameter in model.parameters():
-                parameter.grad = self.allreduce_mean(parameter.grad.clone())
-
-        optimizer.register_step_pre_hook(average)
         return optimizer
+
+    @contextmanager
+    def averaged(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = self.allreduce_mean(parameter.grad.clone())
+        yield
 
     def close(self) -> None:
         pass

@@ -21,7 +21,7 @@ def weights(fill):
 def commit(root, epoch, is_best=False):
     state = {"optimizer": {"lr": 0.1, "momentum": [torch.ones(2)]}, "schedule": {"step": epoch}}
     facts = {"epoch": epoch, "is_best": is_best, "metrics": {"val/loss": 0.5}}
-    return checkpoint.commit(root, f"epoch-{epoch:04d}", weights(epoch), state, facts)
+    return checkpoint.commit(root, f"step-{epoch:08d}", weights(epoch), state, facts)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def refusal(path):
 
 def test_what_was_committed_comes_back(saved):
     manifest, state = checkpoint.load(saved)
-    assert saved.name == "epoch-0007"
+    assert saved.name == "step-00000007"
     assert sorted(path.name for path in saved.iterdir()) == sorted(FILES)
     assert (manifest["epoch"], manifest["metrics"]) == (7, {"val/loss": 0.5})
     assert manifest["schema_version"] == checkpoint.SCHEMA_VERSION
@@ -63,7 +63,7 @@ def test_the_manifest_holds_size_and_sha256_of_each_file(saved):
 
 def test_tied_and_transposed_weights_can_be_saved(tmp_path):
     tied = torch.arange(6.0).reshape(2, 3)
-    found = checkpoint.commit(tmp_path, "epoch-0001", {"a": tied, "b": tied, "c": tied.T}, {}, {})
+    found = checkpoint.commit(tmp_path, "step-00000001", {"a": tied, "b": tied, "c": tied.T}, {}, {})
     _, state = checkpoint.load(found)
     assert torch.equal(state["weights"]["b"], tied)
     assert torch.equal(state["weights"]["c"], tied.T)
@@ -71,16 +71,16 @@ def test_tied_and_transposed_weights_can_be_saved(tmp_path):
 
 def test_the_same_epoch_again_replaces_the_first(tmp_path):
     commit(tmp_path, 3)
-    again = checkpoint.commit(tmp_path, "epoch-0003", weights(30), {}, {"epoch": 3})
+    again = checkpoint.commit(tmp_path, "step-00000003", weights(30), {}, {"epoch": 3})
     assert torch.equal(checkpoint.load(again)[1]["weights"]["layer.weight"], torch.full((3, 2), 30.0))
-    assert [path.name for path in tmp_path.iterdir()] == ["epoch-0003"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
-    (tmp_path / "tmp-epoch-0002").mkdir()
-    (tmp_path / "tmp-epoch-0002" / STATE).write_text("half")
+    (tmp_path / "tmp-step-00000002").mkdir()
+    (tmp_path / "tmp-step-00000002" / STATE).write_text("half")
     commit(tmp_path, 3)
-    assert [path.name for path in tmp_path.iterdir()] == ["epoch-0003"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
 def truncate(path):
@@ -144,7 +144,7 @@ def test_a_manifest_that_does_not_vouch_for_every_file_is_refused(saved):
 
 
 def test_a_missing_folder_is_refused(tmp_path):
-    assert refusal(tmp_path / "epoch-0001").startswith(str(tmp_path / "epoch-0001"))
+    assert refusal(tmp_path / "step-00000001").startswith(str(tmp_path / "step-00000001"))
 
 
 class Planted:
@@ -180,7 +180,7 @@ def test_a_pickle_with_code_in_it_is_refused_in_one_line(planted):
 def test_latest_is_the_newest_that_verifies(tmp_path):
     assert checkpoint.latest(tmp_path) is None
     paths = [commit(tmp_path, epoch) for epoch in (1, 2, 3)]
-    (tmp_path / "tmp-epoch-0004").mkdir()
+    (tmp_path / "tmp-step-00000004").mkdir()
     assert checkpoint.latest(tmp_path) == paths[2]
     flip(paths[2] / STATE)
     assert checkpoint.latest(tmp_path) == paths[1]

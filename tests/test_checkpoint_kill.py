@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 def commit(folder, epoch):
     weights = {"w": torch.full((100, 100), float(epoch))}
-    checkpoint.commit(folder, f"epoch-{epoch:04d}", weights, {"step": epoch}, {"epoch": epoch})
+    checkpoint.commit(folder, f"step-{epoch:08d}", weights, {"step": epoch}, {"epoch": epoch})
 
 def lines(limit=None):
     """Counts the lines of checkpoint.py as they run; at line `limit` the process kills itself."""
@@ -94,7 +94,7 @@ for index, at in enumerate(moments):
         os._exit(0)
     if mode == "time":
         deadline = time.time() + 10
-        while not (folder / "epoch-0001").exists() and time.time() < deadline:
+        while not (folder / "step-00000001").exists() and time.time() < deadline:
             time.sleep(0.001)
         time.sleep(at)
         os.kill(pid, signal.SIGKILL)

@@ -81,7 +81,7 @@ def test_no_key_is_written_twice_and_no_tab_is_in_a_file(path):
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     text = path.read_text()
     assert "\t" not in text
-    assert yaml.load(text, Strict)
+    assert isinstance(yaml.load(text, Strict), dict)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.name in TYPED], ids=short)

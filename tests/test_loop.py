@@ -10,15 +10,19 @@ from models.linear import Linear
 from models.mlp import MLP
 from runner.communicator import SingleProcess
 from runner.errors import TrainingError
+from runner.ingest.batches import Place
+from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
-from runner.loop import Learner, TrainState, evaluate, fit, step, train_epoch
+from runner.learner import Learner
+from runner.loop import Stretch, TrainState, evaluate, fit, step, summary
 from runner.objective import objective
+from runner.plan import DataFacts
 from runner.schedule import Schedule
 from runner.schema import Interval, Task
-from tests.fakes import on_ranks, plan_for
+from tests.fakes import make_experiment, on_ranks, plan_for
 
-CPU = torch.device("cpu")
+CPU = Place(torch.device("cpu"))
 EPOCHS, LR, SEED = 3, 0.05, 11
 GLOBAL_BATCH = 24
 # The same global batch in all ways: workers, rows, accumulated.
@@ -44,6 +48,10 @@ def classes(rows, val_rows=7):
     }
 
 
+def in_memory(splits):
+    return {name: Arrays(*columns) for name, columns in splits.items()}
+
+
 def learner_of(model, communicator, accumulation, task, momentum=0.0):
     model = copy.deepcopy(model).double()
     communicator.broadcast_model(model)
@@ -51,7 +59,8 @@ def learner_of(model, communicator, accumulation, task, momentum=0.0):
     optimizer = communicator.distribute(optimizer, model, accumulation)
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0, total_iters=0)
     schedule = Schedule(optimizer, constant, Interval.step, 2, 0.5, 3)
-    return Learner(model, optimizer, schedule, objective(task))
+    aim = objective(make_experiment({"dataset.task": task}), DataFacts(1, 1, (1,), 3))
+    return Learner(model, optimizer, schedule, aim)
 
 
 def training(splits, model, layout, task, momentum=0.0):
@@ -63,7 +72,7 @@ def training(splits, model, layout, task, momentum=0.0):
 
     def rank(communicator):
         learner = learner_of(model, communicator, accumulation, task, momentum)
-        ingest = TensorIngest(splits, plan, SEED, communicator.rank, CPU)
+        ingest = TensorIngest(in_memory(splits), plan, SEED, communicator.rank, CPU)
         state = TrainState()
         metrics = list(fit(state, plan, learner, ingest, communicator))
         return {name: tensor.numpy() for name, tensor in learner.model.state_dict().items()}, metrics, state
@@ -99,7 +108,7 @@ def in_numpy(splits, weights, bias):
 
 
 def without_time(metrics):
-    timed = ("throughput/samples_per_second", "seconds/epoch")
+    timed = ("throughput/samples_per_second", "seconds/training")
     return {key: value for key, value in metrics.items() if key not in timed}
 
 
@@ -145,28 +154,28 @@ def test_an_epoch_s_metrics_and_their_names():
     ((_, metrics, _),) = training(regression(50), Linear(3, 1), LAYOUTS[0], Task.regression)
     expected = [
         "train/loss",
-        "lr",
         "throughput/samples_per_second",
-        "seconds/epoch",
+        "seconds/training",
         "val/loss",
         "val/mae",
+        "lr",
         "epoch",
     ]
     assert list(metrics[0]) == expected
     for epoch in metrics:
-        assert epoch["throughput/samples_per_second"] * epoch["seconds/epoch"] == pytest.approx(50)
+        assert epoch["throughput/samples_per_second"] * epoch["seconds/training"] == pytest.approx(50)
 
 
 def test_the_time_of_an_epoch_is_the_slowest_rank_s():
     class SlowPeer(SingleProcess):
         def allgather(self, tensor):
-            return torch.stack([tensor, torch.tensor([0.0, 0.0, 600.0], dtype=torch.float64)])
+            return torch.stack([tensor, torch.tensor([0.0, 0.0, 0.0, 600.0], dtype=torch.float64)])
 
-    splits, plan = regression(48), plan_for(1, 24, rows=48, val_rows=7)
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
-    ingest = TensorIngest(splits, plan, SEED, 0, CPU)
-    metrics = train_epoch(TrainState(), plan, learner, ingest, SlowPeer())
-    assert metrics["seconds/epoch"] == 600.0
+    stretch = Stretch(loss=torch.tensor([24.0, 48.0, 48.0], dtype=torch.float64), steps=2)
+    metrics, rows = summary(stretch, learner, SlowPeer())
+    assert (metrics["train/loss"], rows) == (0.5, 48)
+    assert metrics["seconds/training"] == 600.0
     assert metrics["throughput/samples_per_second"] == 48 / 600
 
 
@@ -174,7 +183,9 @@ def test_fit_goes_on_from_the_state_it_is_given():
     splits, plan = regression(48), plan_for(1, 24, rows=48, val_rows=7, epochs=EPOCHS)
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
     state = TrainState(epoch=2, step=4)
-    metrics = list(fit(state, plan, learner, TensorIngest(splits, plan, SEED, 0, CPU), SingleProcess()))
+    metrics = list(
+        fit(state, plan, learner, TensorIngest(in_memory(splits), plan, SEED, 0, CPU), SingleProcess())
+    )
     assert [epoch["epoch"] for epoch in metrics] == [3]
     assert (state.epoch, state.step) == (3, 6)
 
@@ -186,8 +197,10 @@ def test_a_step_returns_the_sum_of_its_row_losses_and_moves_the_weights_once():
     before, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     inputs, targets = (torch.from_numpy(column) for column in splits["train"])
     errors = inputs @ before.T + bias - targets
-    (batches,) = TensorIngest(splits, plan, SEED, 0, CPU).steps(0)
-    assert step(learner, batches).tolist() == [pytest.approx((errors**2).sum().item(), abs=1e-12), 5.0]
+    (batches,) = TensorIngest(in_memory(splits), plan, SEED, 0, CPU).steps(0)
+    stretch = Stretch()
+    step(learner, batches, stretch, SingleProcess())
+    assert stretch.loss.tolist() == [pytest.approx((errors**2).sum().item(), abs=1e-12), 5.0, 5.0]
     lr = LR * 0.5  # the warm-up's first
     torch.testing.assert_close(layer.weight.detach(), before - lr * 2 * errors.T @ inputs / 5)
     torch.testing.assert_close(layer.bias.detach(), bias - lr * 2 * errors.mean(dim=0))
@@ -198,8 +211,10 @@ def test_a_step_of_fillers_alone_counts_no_row_and_leaves_the_weights():
     splits, plan = regression(2), plan_for(4, 6, rows=2, val_rows=7)
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
     before = learner.model.layers[1].weight.detach().clone()
-    (batches,) = TensorIngest(splits, plan, SEED, 0, CPU).steps(0)
-    assert step(learner, batches).tolist() == [0.0, 0.0]
+    (batches,) = TensorIngest(in_memory(splits), plan, SEED, 0, CPU).steps(0)
+    stretch = Stretch()
+    step(learner, batches, stretch, SingleProcess())
+    assert stretch.loss.tolist() == [0.0, 0.0, 0.0]
     assert torch.equal(learner.model.layers[1].weight, before)
 
 
@@ -213,7 +228,9 @@ def test_the_model_trains_in_training_mode_and_is_evaluated_in_evaluation_mode()
 
     splits, plan = regression(24), plan_for(1, 24, rows=24, val_rows=7, epochs=2)
     learner = learner_of(Watching(3, 1), SingleProcess(), 1, Task.regression)
-    list(fit(TrainState(), plan, learner, TensorIngest(splits, plan, SEED, 0, CPU), SingleProcess()))
+    list(
+        fit(TrainState(), plan, learner, TensorIngest(in_memory(splits), plan, SEED, 0, CPU), SingleProcess())
+    )
     assert seen == [(True, True), (False, False)] * 2
 
 
@@ -228,14 +245,22 @@ def test_an_evaluation_that_miscounts_is_an_error(counted):
             yield inputs, targets
 
     with pytest.raises(TrainingError) as raised:
-        evaluate(plan, learner, Miscounting(splits, plan, SEED, 0, CPU), SingleProcess())
+        evaluate(plan, learner, Miscounting(in_memory(splits), plan, SEED, 0, CPU), SingleProcess())
     assert str(raised.value) == f"evaluation saw {counted} rows of 7: each must be counted once"
 
 
-def test_a_row_too_many_in_an_epoch_is_an_error():
+def test_a_step_too_many_in_an_epoch_is_an_error():
     splits, plan = regression(48), plan_for(1, 24, rows=48, val_rows=7)
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
-    ingest = TensorIngest(splits, plan_for(1, 24, rows=48, val_rows=7), SEED, 0, CPU)
+    ingest = TensorIngest(in_memory(splits), plan_for(1, 24, rows=48, val_rows=7), SEED, 0, CPU)
     ingest.steps = lambda epoch: [*TensorIngest.steps(ingest, epoch), next(TensorIngest.steps(ingest, epoch))]
-    with pytest.raises(TrainingError, match="an epoch took 72 rows of 48: each must be used once"):
-        train_epoch(TrainState(), plan, learner, ingest, SingleProcess())
+    with pytest.raises(TrainingError, match="an epoch of 2 steps was left after 1"):
+        list(fit(TrainState(), plan, learner, ingest, SingleProcess()))
+
+
+def test_a_row_too_few_in_an_epoch_is_an_error():
+    plan = plan_for(1, 24, rows=48, val_rows=7)
+    learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
+    ingest = TensorIngest(in_memory(regression(47)), plan_for(1, 24, rows=47, val_rows=7), SEED, 0, CPU)
+    with pytest.raises(TrainingError, match="an epoch took 47 rows of 48: each must be used once"):
+        list(fit(TrainState(), plan, learner, ingest, SingleProcess()))

@@ -206,13 +206,24 @@ def test_flat_is_one_level_of_numbers_and_strings():
         "plan/lr_warmup_epochs": 5.0,
         "plan/lr_warmup_start": 0.25,
         "plan/lr_scaled": 0.4,
+        "plan/lr_warmup_steps": None,
         "plan/total_steps": 160,
+        "plan/validate_every": 8,
     }
 
 
 def test_facts_for_the_model():
     facts = DataFacts(10, 5, (1, 8, 8), 10)
-    assert facts.for_model() == {"in_features": 64, "out_features": 10, "input_shape": (1, 8, 8)}
+    assert facts.for_model() == {
+        "in_features": 64,
+        "out_features": 10,
+        "input_shape": (1, 8, 8),
+        "context_length": 1,
+        "vocab_size": 10,
+        "num_classes": 10,
+        "num_labels": 10,
+        "num_outputs": 10,
+    }
 
 
 def test_the_plan_takes_its_data_sizes_from_the_data():

@@ -11,11 +11,12 @@ import torch
 from runner import checkpoint, worker
 from runner.communicator import SingleProcess
 from runner.errors import ConfigError, TrainingError
-from runner.loop import TrainState
+from runner.ingest.rows import Arrays
+from runner.learner import build_learner
 from runner.plan import DataFacts, ResourcePlan, make_plan
 from runner.schema import Mode
 from runner.tracking import NullTracker
-from runner.verbs.train import check_monitor
+from runner.prepare import check_monitor
 from tests.fakes import make_experiment, on_ranks
 
 ROWS, VAL_ROWS = 24, 6
@@ -32,10 +33,10 @@ def torch_settings():
     os.environ.update(environment)
 
 
-def splits():
+def memory():
     draws = np.random.default_rng(0)
     train, val = (draws.standard_normal((rows, 3)).astype(np.float32) for rows in (ROWS, VAL_ROWS))
-    return {"train": (train, train[:, :1] * 2), "val": (val, val[:, :1] * 2)}
+    return worker.Memory({"train": Arrays(train, train[:, :1] * 2), "val": Arrays(val, val[:, :1] * 2)})
 
 
 def job_of(tmp_path, settings=None):
@@ -44,14 +45,14 @@ def job_of(tmp_path, settings=None):
     )
     data = DataFacts(ROWS, VAL_ROWS, (3,), 1)
     plan = make_plan(experiment, data, ResourcePlan(1, 1.0, 0.0))
-    return worker.Job(experiment, plan, data, tmp_path / "run", None, None, tmp_path, ())
+    return worker.Job(experiment, plan, data, tmp_path / "run", None, None, tmp_path, (), {})
 
 
 def trained(tmp_path, settings=None):
     """(job, all epochs' metrics, the last report)."""
     job, reports = job_of(tmp_path, settings), []
-    worker.train(job, splits(), None, SingleProcess(), reports.append)
-    return job, [epoch for report in reports for epoch in report["epochs"]], reports[-1]
+    worker.train(job, memory(), {}, SingleProcess(), reports.append)
+    return job, [epoch for report in reports for epoch in report["history"]], reports[-1]
 
 
 def names(job):
@@ -62,8 +63,8 @@ def test_every_epoch_is_reported_once_and_the_last_report_sums_up(tmp_path):
     job, epochs, last = trained(tmp_path)
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3, 4]
     assert last["best"] == min(epochs, key=lambda epoch: epoch["val/loss"])
-    assert sorted(last) == ["best", "epochs", "seconds", "started", "weights_sha256"]
-    _, state = checkpoint.load(job.run_dir / "checkpoints" / "epoch-0004")
+    assert sorted(last) == ["best", "examined", "history", "seconds", "started", "weights_sha256"]
+    _, state = checkpoint.load(job.run_dir / "checkpoints" / "step-00000012")
     assert last["weights_sha256"] == checkpoint.weights_sha256(state["weights"])
     json.dumps(last)
 
@@ -80,9 +81,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(tmp_path)
     [
         ({}, [3, 4]),
         ({"checkpoint.keep": 9}, [1, 2, 3, 4]),
-        ({"checkpoint.keep": 9, "checkpoint.every_epochs": 3, "checkpoint.monitor": "epoch"}, [1, 3, 4]),
-        ({"checkpoint.keep": 1, "checkpoint.monitor": "epoch"}, [1, 4]),  # the least epoch is the best
-        ({"checkpoint.keep": 1, "checkpoint.monitor": "epoch", "checkpoint.mode": Mode.max}, [4]),
+        ({"checkpoint.keep": 9, "checkpoint.every_epochs": 3, "checkpoint.mode": Mode.max}, [1, 3, 4]),
+        ({"checkpoint.keep": 1, "checkpoint.mode": Mode.max}, [1, 4]),  # the greatest loss is the first
+        ({"checkpoint.keep": 1}, [4]),
         ({"checkpoint.enabled": False}, []),
     ],
 )
@@ -90,12 +91,12 @@ def test_which_checkpoints_are_left(tmp_path, settings, left):
     job, epochs, _ = trained(tmp_path, settings)
     losses = [epoch["val/loss"] for epoch in epochs]
     assert losses == sorted(losses, reverse=True)  # so by val/loss each epoch is the best so far
-    assert names(job) == [f"epoch-{epoch:04d}" for epoch in left]
+    assert names(job) == [f"step-{3 * epoch:08d}" for epoch in left]
 
 
 def test_a_checkpoint_says_where_the_training_stood(tmp_path):
     job, epochs, _ = trained(tmp_path)
-    manifest, state = checkpoint.load(job.run_dir / "checkpoints" / "epoch-0003")
+    manifest, state = checkpoint.load(job.run_dir / "checkpoints" / "step-00000009")
     assert (manifest["epoch"], manifest["step"], manifest["num_workers"]) == (3, 9, 1)
     assert (manifest["is_best"], manifest["best"]) == (True, epochs[2]["val/loss"])
     assert manifest["metrics"] == epochs[2]
@@ -105,35 +106,13 @@ def test_a_checkpoint_says_where_the_training_stood(tmp_path):
 
 def test_the_learner_has_the_scaled_lr_and_the_data_s_sizes(tmp_path):
     job = job_of(tmp_path, {"lr_scaling.base_batch_size": 2, "scheduler.warmup_epochs": 1.0})
-    learner = worker.build_learner(job.experiment, job.plan, job.data, SingleProcess(), torch.device("cpu"))
+    learner = build_learner(job.experiment, job.plan, job.data, SingleProcess(), torch.device("cpu"))
     assert learner.model.layers[1].weight.shape == (1, 3)
     assert learner.schedule.lr == pytest.approx(0.1)  # the warm-up starts at the base LR …
     for _ in range(3):
         learner.optimizer.step()
         learner.schedule.advance()
     assert learner.schedule.lr == pytest.approx(0.4)  # … and ends at 0.1 × 8/2
-
-
-@pytest.mark.parametrize(
-    ("mode", "values", "chosen"),
-    [
-        (Mode.min, [3, 2, 2, 4, 1], [True, True, False, False, True]),
-        (Mode.max, [3, 2, 3, 4, 1], [True, False, False, True, False]),
-    ],
-)
-def test_an_epoch_is_selected_when_it_is_better_than_all_before(mode, values, chosen):
-    experiment, state = make_experiment({"checkpoint.mode": mode}), TrainState()
-    assert [worker.select(state, {"val/loss": value}, experiment) for value in values] == chosen
-    assert state.best == (1 if mode is Mode.min else 4)
-
-
-def test_an_epoch_with_nan_is_not_the_best():
-    experiment, state = make_experiment(), TrainState()
-    found = [
-        worker.select(state, {"val/loss": value}, experiment)
-        for value in (float("nan"), 2.0, float("nan"), 1.0)
-    ]
-    assert found == [False, True, False, True]
 
 
 def test_an_unknown_monitor_is_refused_with_those_there_are():
@@ -149,7 +128,7 @@ def test_an_unknown_monitor_is_refused_with_those_there_are():
 def test_the_best_checkpoint_is_the_newest_that_was_best(tmp_path):
     assert worker.best_checkpoint(tmp_path) is None
     paths = [
-        checkpoint.commit(tmp_path, f"epoch-{epoch:04d}", {}, {}, {"is_best": best})
+        checkpoint.commit(tmp_path, f"step-{epoch:08d}", {}, {}, {"is_best": best})
         for epoch, best in ((1, True), (2, True), (3, False))
     ]
     assert worker.best_checkpoint(tmp_path) == paths[1]
@@ -157,8 +136,8 @@ def test_the_best_checkpoint_is_the_newest_that_was_best(tmp_path):
 
 def test_a_torn_checkpoint_is_not_the_best(tmp_path):
     """A kill while an old checkpoint was deleted leaves a folder without its manifest."""
-    good = checkpoint.commit(tmp_path, "epoch-0001", {}, {}, {"is_best": True})
-    (tmp_path / "epoch-0002").mkdir()
+    good = checkpoint.commit(tmp_path, "step-00000001", {}, {}, {"is_best": True})
+    (tmp_path / "step-00000002").mkdir()
     assert worker.best_checkpoint(tmp_path) == good
 
 
@@ -167,7 +146,7 @@ def test_ranks_with_different_weights_are_an_error():
         model = torch.nn.Linear(2, 1)
         torch.nn.init.constant_(model.weight, 1.0 + offset * communicator.rank)
         torch.nn.init.zeros_(model.bias)
-        return worker.agree(model, communicator)
+        return worker.agree(model, model, communicator)
 
     same = on_ranks(3, lambda communicator: rank(communicator, 0.0))
     assert len(set(same)) == 1
@@ -184,7 +163,7 @@ def test_a_failing_rank_records_its_error_and_logs_its_trace(tmp_path):
     here, path = os.getcwd(), list(sys.path)  # noqa: PTH109
     try:
         with pytest.raises(ValueError, match="no peers"):
-            worker.train_loop_per_worker(job, splits(), None, connect, print, rank=2)
+            worker.train_loop_per_worker(job, memory(), {}, connect, print, rank=2)
     finally:
         os.chdir(here)
         sys.path[:] = path
@@ -220,7 +199,7 @@ def test_metrics_measured_before_a_failure_are_stored(monkeypatch, tmp_path):
     class Recorder(NullTracker):
         def log_metrics(self, metrics, step):
             stored.append(step)
-            if step == 2:
+            if step == 6:
                 raise ValueError("the sky fell")
 
         def close(self):
@@ -228,5 +207,5 @@ def test_metrics_measured_before_a_failure_are_stored(monkeypatch, tmp_path):
 
     monkeypatch.setattr(worker, "open_tracker", lambda *arguments: Recorder())
     with pytest.raises(ValueError, match="the sky fell"):
-        worker.train(job_of(tmp_path), splits(), None, SingleProcess(), print)
-    assert (stored, closed) == ([1, 2], [True])
+        worker.train(job_of(tmp_path), memory(), {}, SingleProcess(), print)
+    assert (stored, closed) == ([3, 6], [True])

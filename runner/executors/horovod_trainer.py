@@ -14,15 +14,15 @@ from typing import Any
 from runner.errors import LaunchError, RunnerError, TrainingError
 from runner.executors import ray_cluster
 from runner.ingest import ray_data
-from runner.ingest.arrays import Splits
 from runner.rank_log import log_path
 from runner.schema import Experiment, Ingest
-from runner.worker import Job
+from runner.profile import FOLDER
+from runner.worker import Job, Memory
 
 Received = dict[str, Any]
 
 
-def run(job: Job, splits: Splits, received: Callable[[Received], None]) -> None:
+def run(job: Job, memory: Memory, received: Callable[[Received], None]) -> None:
     """Train `job` on Ray; `received` gets rank 0's reports, on the driver. Raises TrainingError with the root cause.
 
     Ray must have been started (ray_cluster.start).
@@ -35,16 +35,19 @@ def run(job: Job, splits: Splits, received: Callable[[Received], None]) -> None:
 
     resources = job.plan.resources
     streamed: dict[str, Any] = {}
+    streams: list[str] = []
     if job.experiment.dataset.ingest is Ingest.ray_data:
-        train, splits = splits["train"], {"val": splits["val"]}
+        splits = memory.splits
         streamed = {
-            "datasets": {"train": ray_data.dataset(train)},
+            "datasets": ray_data.datasets(splits, job.plan, job.experiment.seed),
             "dataset_config": ray_data.data_config(job.plan),
         }
+        streams = ray_data.streams(splits)
+        memory = Memory(ray_data.kept(splits), memory.initial)
     trainer = HorovodTrainer(
         _train_loop_per_worker,
         # The arrays go to Ray's shared memory once: one copy a node, read by all its workers.
-        train_loop_config={"job": job, "splits": ray.put(splits)},
+        train_loop_config={"job": job, "memory": ray.put(memory), "streams": streams},
         horovod_config=horovod_config(job.experiment),
         scaling_config=ScalingConfig(
             num_workers=resources.num_workers,
@@ -125,15 +128,16 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     experiment = job.experiment
 
     def connect() -> Communicator:
-        return HorovodCommunicator(experiment.horovod, experiment.trainer.deterministic)
+        timeline = job.run_dir / FOLDER / "horovod-timeline.json" if experiment.horovod.timeline else None
+        return HorovodCommunicator(experiment.horovod, experiment.trainer.deterministic, timeline)
 
     def report(values: dict[str, Any]) -> None:
         # One JSON string, so that Tune neither flattens nor prints the values; NaN survives.
         train.report({"runner": json.dumps(values)})
 
     rank = train.get_context().get_world_rank()
-    shard = train.get_dataset_shard("train") if experiment.dataset.ingest is Ingest.ray_data else None
-    train_loop_per_worker(job, ray.get(config["splits"]), shard, connect, report, rank)
+    shards = {name: train.get_dataset_shard(name) for name in config["streams"]}
+    train_loop_per_worker(job, ray.get(config["memory"]), shards, connect, report, rank)
 
 
 def _collect(run_dir: Path) -> None:

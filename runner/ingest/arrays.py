@@ -1,98 +1,168 @@
-"""A dataset's arrays, loaded and checked once on the driver."""
+"""A dataset, built and checked once on the driver: arrays in full, what is read later in its first rows."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from runner import build
-from runner.errors import ConfigError
+from runner import build, schema
+from runner.errors import ConfigError, TrainingError, refuse
+from runner.ingest.checks import Check, Known, Pair, RejectedError, classes, known
+from runner.ingest.rows import Arrays, Items, Rows, Source, Splits, row_bytes
 from runner.plan import DataFacts
-from runner.schema import Dataset, Task
+from runner.schema import Ingest, Task
 
-Array = npt.NDArray[Any]
-Splits = dict[
-    str, tuple[Array, Array]
-]  # {"train": (inputs [rows, …], targets [rows] or [rows, k]), "val": …}
+FIRST_ROWS = 10_000
+FIRST_BYTES = 64 * 2**20
+EXTRA = {"preprocessing", "out_features", "class_names"}
 
 
-def load(dataset: Dataset) -> Splits:
-    """Call the dataset's target and return {"train": …, "val": …} as arrays that a loss can take.
+@dataclass(frozen=True)
+class Data:
+    """A dataset as the driver has checked it."""
 
-    Inputs become float32 (integers stay int64), labels int64 [rows], regression targets float32 [rows, k].
-    Raises ConfigError that names the split and the first bad row.
+    splits: Splits
+    facts: DataFacts
+    preprocessing: Any = None  # a fitted scikit-learn estimator or plain data, as the dataset gave it
+
+
+def load(dataset: schema.Dataset) -> Data:
+    """Build the dataset's target and check its rows. Raises ConfigError that names the split and the first bad row.
+
+    Arrays, and with `ingest=tensors` all rows, are read and checked in full. Of a Dataset or source that is read
+    later only the first rows are: 10,000, or 64 MB.
     """
+    found = _build(dataset)
+    try:
+        train, first = _open(found["train"], "train", dataset)
+        of_val = ("train", train, first)
+        if dataset.val_split is schema.Split.val:
+            of_val = ("val", *_open(found["val"], "val", dataset))
+            _compare(first, of_val[2])
+        out_features, class_names = _outputs(found, dataset, (first, of_val[2]))
+        like = known(first, out_features)
+        splits = {"train": _settle("train", train, first, like, dataset)}
+        splits["val"] = splits["train"] if of_val[1] is train else _settle(*of_val, like, dataset)
+    except (RejectedError, TrainingError) as error:
+        raise ConfigError(f"dataset: {str(error).removeprefix('dataset: ')}") from error
+    _check_travel(splits, dataset)
+    labels = first[1] if dataset.task is Task.classification and len(first[1]) == len(train) else None
+    counts = None if labels is None else tuple(np.bincount(labels, minlength=out_features).tolist())
+    facts = DataFacts(len(train), len(splits["val"]), first[0].shape[1:], out_features, counts, class_names)
+    return Data(splits, facts, found.get("preprocessing"))
+
+
+def _build(dataset: schema.Dataset) -> Mapping[str, Any]:
     name = dataset.target["_target_"]
     try:
-        found = build.build(dataset.target)
+        found = build.build(dataset.target, facts={"stream": dataset.ingest is Ingest.ray_data})
     except ConfigError:
         raise
     except Exception as error:  # the user's reader may raise anything
         raise ConfigError(f"dataset: {name} failed with {type(error).__name__}: {error}") from error
-    if not isinstance(found, Mapping) or set(found) != {"train", "val"}:
+    if not isinstance(found, Mapping) or set(found) - EXTRA != {"train", "val"}:
         raise ConfigError(
             f'dataset: {name} must return {{"train": (inputs, targets), "val": (inputs, targets)}}'
         )
-    splits = {split: _columns(found[split], split, dataset) for split in ("train", "val")}
-    if dataset.val_split.value == "train":
-        splits["val"] = splits["train"]
-    return splits
+    return found
 
 
-def describe(splits: Splits, task: Task) -> DataFacts:
-    (inputs, targets), (val_inputs, val_targets) = splits["train"], splits["val"]
-    if inputs.shape[1:] != val_inputs.shape[1:]:
-        raise ConfigError(
-            f"dataset: a training row has shape {inputs.shape[1:]}, a validation row {val_inputs.shape[1:]}"
-        )
-    if task is Task.classification:
-        out_features = int(max(targets.max(), val_targets.max())) + 1
-    else:
-        out_features = targets.shape[1]
-    return DataFacts(len(inputs), len(val_inputs), tuple(inputs.shape[1:]), out_features)
+def _open(found: Any, split: str, dataset: schema.Dataset) -> tuple[Rows, Pair]:
+    """A split's rows, and those that are checked already: of arrays all."""
+    check = Check(dataset.task, split)
+    is_lazy = hasattr(found, "__len__") and not isinstance(found, tuple | list | str | Mapping | np.ndarray)
+    if not (is_lazy and (hasattr(found, "read") or hasattr(found, "__getitem__"))):
+        rows = check(*_columns(found, split, dataset.limit_rows))
+        return Arrays(*rows), rows
+    length = min(len(found), dataset.limit_rows or len(found))
+    if length == 0:
+        raise RejectedError(f"split {split} has no rows")
+    lazy = (Source if hasattr(found, "read") else Items)(found, length, check)
+    first = lazy.read(0, min(length, FIRST_ROWS, max(1, FIRST_BYTES // row_bytes(lazy))))
+    if dataset.ingest is Ingest.tensors:
+        arrays = _gather(replace(lazy, check=replace(check, like=known(first))), first)
+        return arrays, (arrays.inputs, arrays.targets)
+    return lazy, first
 
 
-def _columns(columns: Any, split: str, dataset: Dataset) -> tuple[Array, Array]:
+def _columns(found: Any, split: str, limit: int | None) -> tuple[Any, Any, range]:
     try:
-        inputs, targets = (np.asarray(column) for column in columns)
+        inputs, targets = (np.asarray(column) for column in found)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"dataset: split {split} is not a pair (inputs, targets): {error}") from error
+        raise RejectedError(f"split {split} is not a pair (inputs, targets): {error}") from error
     if not inputs.ndim or not targets.ndim:
-        raise ConfigError(f"dataset: split {split} has a single value where rows are needed")
+        raise RejectedError(f"split {split} has a single value where rows are needed")
     if len(inputs) != len(targets):
-        raise ConfigError(f"dataset: split {split} has {len(inputs)} inputs but {len(targets)} targets")
-    inputs, targets = inputs[: dataset.limit_rows], targets[: dataset.limit_rows]
+        raise RejectedError(f"split {split} has {len(inputs)} inputs but {len(targets)} targets")
+    inputs, targets = inputs[:limit], targets[:limit]
     if len(inputs) == 0:
-        raise ConfigError(f"dataset: split {split} has no rows")
-    inputs = _numeric(inputs, f"inputs of split {split}")
-    targets = _numeric(targets, f"targets of split {split}")
-    if dataset.task is Task.classification:
-        return inputs, _labels(targets, split)
-    return inputs, targets.astype(np.float32).reshape(len(targets), -1)
+        raise RejectedError(f"split {split} has no rows")
+    return inputs, targets, range(len(inputs))
 
 
-def _numeric(column: Array, what: str) -> Array:
-    if not (np.issubdtype(column.dtype, np.number) or column.dtype == bool):
-        raise ConfigError(f"dataset: {what} are {column.dtype}, row 0 is {column[0]!r}: numbers are needed")
-    if np.issubdtype(column.dtype, np.integer):
-        return column.astype(np.int64)
-    column = column.astype(np.float32)
-    bad = ~np.isfinite(column.reshape(len(column), -1)).all(axis=1)
-    if bad.any():
-        row = int(bad.argmax())
-        raise ConfigError(f"dataset: {what} have a NaN or inf in row {row}: {column[row]}")
-    return column
+def _gather(rows: Items | Source, first: Pair) -> Arrays:
+    """All rows in memory."""
+    arrays = Arrays(*(np.empty((len(rows), *column.shape[1:]), column.dtype) for column in first))
+    size = len(first[0])
+    for start in range(0, len(rows), size):
+        piece = first if start == 0 else rows.read(start, start + size)
+        arrays.inputs[start : start + size], arrays.targets[start : start + size] = piece
+    return arrays
 
 
-def _labels(targets: Array, split: str) -> Array:
-    labels = targets.reshape(len(targets), -1)
-    if labels.shape[1] != 1 or (labels != labels.astype(np.int64)).any() or (labels < 0).any():
-        bad = (labels != labels.astype(np.int64)).any(axis=1) | (labels < 0).any(axis=1)
-        row = int(bad.argmax())
-        raise ConfigError(
-            f"dataset: labels of split {split} must be whole numbers from 0, one a row; row {row} is {targets[row]}"
-        )
-    return labels[:, 0].astype(np.int64)
+def _compare(train: Pair, val: Pair) -> None:
+    for what, ours, theirs in zip(("shape", "targets of shape"), train, val, strict=True):
+        if ours.shape[1:] != theirs.shape[1:]:
+            raise RejectedError(
+                f"a training row has {what} {ours.shape[1:]}, a validation row {theirs.shape[1:]}"
+            )
+
+
+def _outputs(
+    found: Mapping[str, Any], dataset: schema.Dataset, splits: tuple[Pair, Pair]
+) -> tuple[int, tuple[str, ...] | None]:
+    """(out_features, class_names): what the dataset says, else what the checked rows have."""
+    name, names = dataset.target["_target_"], found.get("class_names")
+    names = None if names is None else tuple(str(one) for one in names)
+    measured = classes(splits, dataset.task)
+    given = found.get("out_features")
+    if given is None:
+        given = measured if names is None else len(names)
+    is_count = isinstance(given, int | np.integer) and not isinstance(given, bool) and given >= 1
+    has_columns = dataset.task in (Task.regression, Task.multilabel)
+    if not is_count or (has_columns and given != measured):
+        allowed = f"the targets have {measured} columns" if has_columns else "a number of classes is needed"
+        raise ConfigError(f"dataset: {name} returned out_features={given}: {allowed}")
+    if names is not None and len(names) != given:
+        raise ConfigError(f"dataset: {name} returned {len(names)} class_names for out_features={given}")
+    return int(given), names
+
+
+def _settle(split: str, rows: Rows, first: Pair, like: Known, dataset: schema.Dataset) -> Rows:
+    """Rows that are like the first ones of the training split: arrays now, others when they are read."""
+    check = Check(dataset.task, split, like)
+    alike = check.alike(*first, range(len(first[0])))
+    return replace(rows, check=check) if isinstance(rows, Items | Source) else Arrays(*alike)
+
+
+def _check_travel(splits: Splits, dataset: schema.Dataset) -> None:
+    """Refuse what cannot be sent to the loader's processes."""
+    workers = dataset.loader_workers
+    if dataset.ingest is not Ingest.dataloader or not workers:
+        return
+    try:
+        for rows in splits.values():
+            if not isinstance(rows, Arrays):  # those are read in the rank itself
+                pickle.Pickler(_Nowhere()).dump(rows)
+    except Exception as error:  # pickling runs the user's code
+        reason = f"the dataset cannot be sent to a process: {type(error).__name__}: {error}"
+        raise refuse("dataset.loader_workers", workers, reason, "dataset.loader_workers=0") from error
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)

@@ -12,21 +12,36 @@ from torch import Tensor
 from runner.ingest.sampler import part
 from runner.plan import MAX_EVAL_BATCH, Plan
 
-Columns = tuple[Tensor, Tensor]  # inputs [rows, …], targets [rows] or [rows, k]
+MAX_EVAL_BYTES = 64 * 2**20  # of rows that are not in memory anyway
+
+Columns = tuple[Tensor, Tensor]  # inputs [rows, …], targets [rows] or [rows, …]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where batches go: a device, and the type of floating-point numbers (null: as they are)."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+
+    def __call__(self, column: Tensor) -> Tensor:
+        if self.device.type == "cuda":
+            column = column.pin_memory()  # so that the copy runs beside the computation
+        dtype = self.dtype if column.is_floating_point() else None
+        return column.to(self.device, dtype, non_blocking=True)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """Rows for one forward and backward.
 
-    The loss to differentiate is `scale` × Σ row losses, with scale = num_workers / rows of the global batch: summed
-    over the micro-batches of a step and averaged over the ranks it is the mean over the global batch, however
-    unevenly its rows are split. A rank without rows gets one row with scale 0, so that it still takes the step.
+    A rank without rows of the global batch gets one row that is not `counted`, so that it still takes the step.
     """
 
     inputs: Tensor
     targets: Tensor
-    scale: float
+    counted: bool
+    global_rows: int  # rows of the global batch, over all ranks and micro-batches
 
 
 class Ingest(Protocol):
@@ -38,28 +53,30 @@ class Ingest(Protocol):
     def evaluation(self) -> Iterator[Columns]:
         """This rank's share of the validation rows: (inputs, targets); each row on exactly one rank."""
 
+    def close(self) -> None:
+        """End what runs beside the loop; may be called at any time, and twice."""
+
 
 def micro_batches(
-    mine: Columns, filler: Columns, global_rows: int, plan: Plan, device: torch.device
+    rows: Columns, counted: int, global_rows: int, plan: Plan, place: Place
 ) -> list[MicroBatch]:
     """This rank's rows of a global batch of `global_rows`, as accumulation_steps micro-batches.
 
-    `filler` is one row, used with scale 0 where a micro-batch would be empty.
+    Only the first `counted` of the rows are its own; the first one also fills micro-batches that would be empty.
     """
-    inputs, targets = (column.to(device) for column in mine)
+    inputs, targets = (place(column) for column in rows)
     batches = []
     for index in range(plan.accumulation_steps):
-        rows = part(len(inputs), plan.accumulation_steps, index)
-        if rows.start < rows.stop:
-            batches.append(MicroBatch(inputs[rows], targets[rows], plan.num_workers / global_rows))
-        else:
-            batches.append(MicroBatch(filler[0].to(device), filler[1].to(device), 0.0))
+        mine = part(counted, plan.accumulation_steps, index)
+        is_counted = mine.start < mine.stop
+        taken = mine if is_counted else slice(0, 1)
+        batches.append(MicroBatch(inputs[taken], targets[taken], is_counted, global_rows))
     return batches
 
 
-def evaluation_batches(val: Columns, plan: Plan, rank: int, device: torch.device) -> Iterator[Columns]:
-    """This rank's share of the validation rows, each row on exactly one rank."""
+def evaluation_rows(plan: Plan, rank: int, bytes_a_row: int = 1) -> Iterator[range]:
+    """This rank's validation rows in batches, each row on exactly one rank; batches of large rows are smaller."""
+    size = max(1, min(MAX_EVAL_BATCH, MAX_EVAL_BYTES // bytes_a_row))
     mine = part(plan.val_rows, plan.num_workers, rank)
-    for start in range(mine.start, mine.stop, MAX_EVAL_BATCH):
-        rows = slice(start, min(start + MAX_EVAL_BATCH, mine.stop))
-        yield val[0][rows].to(device), val[1][rows].to(device)
+    for start in range(mine.start, mine.stop, size):
+        yield range(start, min(start + size, mine.stop))

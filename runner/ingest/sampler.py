@@ -6,8 +6,13 @@ repeated or dropped; torch's DistributedSampler and Horovod's pad instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from runner.plan import Plan
 
 
 def epoch_order(rows: int, seed: int, epoch: int) -> Tensor:
@@ -19,3 +24,22 @@ def epoch_order(rows: int, seed: int, epoch: int) -> Tensor:
 def part(rows: int, parts: int, index: int) -> slice:
     """Part `index` of `rows` cut into `parts` in order; sizes differ by one at most, and may be 0."""
     return slice(index * rows // parts, (index + 1) * rows // parts)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's rows of one global batch."""
+
+    rows: Tensor  # int64; row numbers, at least one
+    counted: int  # of them: 0 where the rank has none of its own, and takes the batch's first row as a filler
+    global_rows: int
+
+
+def shares(plan: Plan, seed: int, rank: int, epoch: int) -> Iterator[Share]:
+    """A rank's share of each step of an epoch; as many on every rank."""
+    order = epoch_order(plan.train_rows, seed, epoch)
+    size = plan.global_batch_size
+    for step in range(plan.steps_per_epoch):
+        rows = order[step * size : (step + 1) * size]
+        mine = rows[part(len(rows), plan.num_workers, rank)]
+        yield Share(mine if len(mine) else rows[:1], len(mine), len(rows))

@@ -18,7 +18,8 @@ from rich.text import Text
 from runner.plan import Plan
 
 Metrics = dict[str, float]
-SHOWN = ("train/loss", "val/loss", "val/accuracy", "val/mae", "lr", "throughput/samples_per_second")
+LAST_SHOWN = ("lr", "throughput/samples_per_second")
+NOT_SHOWN = ("epoch", "seconds/training")
 
 
 class Screen:
@@ -36,7 +37,7 @@ class Screen:
             lines.append(f"open with {open_command(uri)}")
         self._panel(title, lines)
 
-    def start(self, epochs: int) -> None:
+    def start(self, steps: int) -> None:
         if self._console.is_terminal:
             columns = (
                 TextColumn("training"),
@@ -47,18 +48,18 @@ class Screen:
             )
             self._progress = Progress(*columns, console=self._console, transient=True)
             self._progress.start()
-            self._task = self._progress.add_task("starting the workers", total=epochs)
+            self._task = self._progress.add_task("starting the workers", total=steps)
         else:
             self.line("starting the workers")
 
-    def epoch(self, metrics: Metrics, epochs: int) -> None:
-        number = int(metrics["epoch"])
+    def measured(self, metrics: Metrics, plan: Plan) -> None:
+        """After an epoch or a validation."""
         if self._progress:
-            self._progress.update(
-                self._task, completed=number, description=metrics_line(_validation(metrics))
-            )
+            step = round(metrics["epoch"] * plan.steps_per_epoch)
+            self._progress.update(self._task, completed=step, description=metrics_line(_validation(metrics)))
         else:
-            self.line(f"epoch {number}/{epochs}  {metrics_line(metrics)}")
+            of = plan.total_steps / plan.steps_per_epoch
+            self.line(f"epoch {metrics['epoch']:.4g}/{of:.4g}  {metrics_line(metrics)}")
 
     def line(self, text: str) -> None:
         self._console.print(Text(text))
@@ -72,8 +73,8 @@ class Screen:
         final, best = result["metrics"], result["best"]
         seconds = "  ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items())
         lines = [
-            f"final  epoch {int(final['epoch'])}  {metrics_line(final)}",
-            f"best   epoch {int(best['epoch'])}  {metrics_line(best)}"
+            f"final  epoch {final['epoch']:.4g}  {metrics_line(final)}",
+            f"best   epoch {best['epoch']:.4g}  {metrics_line(best)}"
             if best
             else "best   none: the metric was NaN",
             f"weights sha256 {result['weights_sha256'][:16]}…",
@@ -113,7 +114,8 @@ class Screen:
 
 
 def metrics_line(metrics: Metrics) -> str:
-    shown = [key for key in SHOWN if key in metrics]
+    first = [key for key in metrics if key not in (*LAST_SHOWN, *NOT_SHOWN)]
+    shown = [*sorted(first, key=_rank), *(key for key in LAST_SHOWN if key in metrics)]
     return "  ".join(f"{key} {_number(metrics[key])}" for key in shown)
 
 
@@ -145,6 +147,11 @@ def _outcome(result: dict[str, Any]) -> str:
 
 def _validation(metrics: Metrics) -> Metrics:
     return {key: value for key, value in metrics.items() if key.startswith("val/")}
+
+
+def _rank(key: str) -> int:
+    """Losses first, training before validation; the rest as it comes."""
+    return {"train/loss": 0, "val/loss": 1}.get(key, 2)
 
 
 def _number(value: float) -> str:

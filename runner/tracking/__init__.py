@@ -92,6 +92,15 @@ def check_store(settings: Tracking, outputs: Path) -> None:
         check_uri(tracking_uri(settings, outputs))
 
 
+def store_uri(settings: Tracking, outputs: Path) -> str | None:
+    """Where runs are recorded, also those of earlier commands."""
+    if settings.backend is Backend.none:
+        return None
+    from runner.tracking.record import tracking_uri
+
+    return tracking_uri(settings, outputs)
+
+
 def open_record(
     settings: Tracking, outputs: Path, run_name: str | None, parent_run_id: str | None = None
 ) -> RunRecord:

@@ -1,0 +1,161 @@
+"""What is trained, and how: model, optimizer, schedule and objective of one rank, equal on all ranks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from runner import build, lightning, parameters
+from runner.communicator import Communicator
+from runner.errors import ConfigError
+from runner.objective import Objective, objective
+from runner.parameters import Weights
+from runner.plan import DataFacts, Plan
+from runner.schedule import Schedule
+from runner.schema import Experiment, Interval, Precision
+
+AUTOCAST = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The loop calls its methods in the order of a step. What is switched off does nothing."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: Schedule
+    objective: Objective
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
+    average: AveragedModel | None = None  # moving average of the weights
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    log_norms: bool = False
+
+    def train_mode(self) -> None:
+        parameters.train_mode(self.model)
+
+    def clip(self) -> Tensor | None:
+        """Clip the averaged gradient; returns its L2 norm before that, where one is asked for."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = None
+        if self.clip_norm is not None or self.log_norms:
+            norm = clip_grad_norm_(trained, math.inf if self.clip_norm is None else self.clip_norm)
+        if self.clip_value is not None:
+            clip_grad_value_(trained, self.clip_value)
+        return norm
+
+    def update_average(self) -> None:
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+
+    def evaluated_model(self) -> nn.Module:
+        """The weights that are evaluated and kept, in evaluation mode."""
+        model: nn.Module = self.model if self.average is None else self.average.module
+        return model.eval()
+
+    def parameter_norm(self) -> float:
+        return float(get_total_norm([parameter.detach() for parameter in self.model.parameters()]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that resumes it besides `evaluated_model`'s weights; tensors and plain values."""
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+        if self.average is not None:
+            state["model"] = self.model.state_dict()
+        return state
+
+
+def build_learner(
+    experiment: Experiment,
+    plan: Plan,
+    data: DataFacts,
+    communicator: Communicator,
+    on: torch.device,
+    initial: Weights | None = None,
+) -> Learner:
+    """Model, optimizer and schedule with the scaled LR; weights and optimizer state are rank 0's on all ranks."""
+    trainer, multiplier = experiment.trainer, plan.learning_rate.multiplier
+    model = build_model(experiment, data, on, initial)
+    communicator.broadcast_model(model)
+    torch.manual_seed(experiment.seed + 1 + communicator.rank)  # dropout differs between ranks from here on
+    if lightning.is_module(model):
+        learns: Objective = lightning.LightningObjective(model)
+        optimizer, schedule_with = lightning.configure(model, multiplier)
+    else:
+        learns = objective(experiment, data)
+        optimizer = parameters.optimizer(model, experiment.optimizer, multiplier)
+        schedule_with = partial(_scheduler, experiment, plan)
+    optimizer = communicator.distribute(optimizer, model, plan.accumulation_steps)
+    scheduler, interval = schedule_with(optimizer)
+    schedule = Schedule(
+        optimizer,
+        scheduler,
+        interval,
+        plan.warmup_steps,
+        plan.learning_rate.warmup_start,
+        plan.steps_per_epoch,
+    )
+    average = None
+    if trainer.ema_decay is not None:
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(trainer.ema_decay))
+    if trainer.compile:
+        model.compile()  # in place: names of parameters stay as they are
+    half = AUTOCAST.get(trainer.precision)
+    if half is torch.float16:
+        # The scaler skips steps whose gradients overflow, the very first ones among them; the LR counts them.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+    return Learner(
+        model,
+        optimizer,
+        schedule,
+        learns,
+        autocast=partial(torch.autocast, on.type, half) if half else nullcontext,
+        scaler=torch.amp.GradScaler(on.type, enabled=half is torch.float16),
+        average=average,
+        clip_norm=trainer.clip_norm,
+        clip_value=trainer.clip_value,
+        log_norms=trainer.log_norms,
+    )
+
+
+def build_model(
+    experiment: Experiment, data: DataFacts, on: torch.device, initial: Weights | None
+) -> nn.Module:
+    """The model on its device, with its first weights and frozen parameters. Raises ConfigError."""
+    model: nn.Module = build.build(experiment.model.target, facts=data.for_model())
+    batch_norm = next(
+        (name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)), None
+    )
+    if batch_norm is not None:
+        raise ConfigError(
+            f"model={experiment.model.target['_target_']}: {batch_norm} is a SyncBatchNorm, which needs torch.distributed; "
+            "use a norm without batch statistics (GroupNorm, LayerNorm)"
+        )
+    model = model.to(on, torch.float64 if experiment.trainer.precision is Precision.float64 else None)
+    if initial is not None:
+        print(parameters.initialise(model, experiment.model, initial))
+    parameters.freeze(model, experiment.model.freeze)
+    return model
+
+
+def _scheduler(experiment: Experiment, plan: Plan, optimizer: Optimizer) -> tuple[LRScheduler, Interval]:
+    settings = experiment.scheduler
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    facts = {**plan.for_scheduler(settings), "max_lr": peaks}
+    return build.build(settings.target, optimizer, facts=facts), settings.interval

@@ -1,0 +1,94 @@
+"""The torchmetrics of a module: computed over the rows of all ranks, and put back after a batch that does not count."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.communicator import Communicator
+from runner.errors import TrainingError
+from runner.metrics import NO_NEWS, numbers, synchronise
+
+Snapshot = list[tuple[Any, int, dict[str, Any]]]  # (metric, update count, state)
+
+
+def is_metric(value: object) -> bool:
+    """A torchmetrics.Metric, without importing it."""
+    return isinstance(value, nn.Module) and hasattr(type(value), "metric_state")
+
+
+def path_of(name: str, metric: nn.Module, model: nn.Module) -> str:
+    """Where in the model a metric is that was logged as `name`: the other ranks find theirs by it."""
+    path = next((path for path, module in model.named_modules() if module is metric), None)
+    if path is None:
+        raise TrainingError(
+            f"self.log({name!r}): the {type(metric).__name__} is no attribute of the module; set it in __init__"
+        )
+    return path
+
+
+def compute(metrics: Mapping[str, Any], communicator: Communicator) -> dict[str, float]:
+    """{name: value} of the module's own metrics over the rows of all ranks, rank 0's values on each; resets them.
+
+    Collective: the same names on all ranks. Several numbers become name_0, … or name_key; without a row it is NaN.
+    """
+    for message in NO_NEWS:
+        warnings.filterwarnings("ignore", message, UserWarning)
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        _refuse_unjoinable(name, metric)
+        updated = communicator.allgather(torch.tensor(metric.update_count))
+        ranks = updated.nonzero().flatten().tolist()
+        with _synchronised(metric, communicator, ranks):
+            found |= numbers(name, metric.compute() if ranks else math.nan)
+        metric.reset()
+    return communicator.broadcast(found) if metrics else {}
+
+
+def states(model: nn.Module) -> Snapshot:
+    """Copies of the states of the model's metrics."""
+    metrics: list[Any] = [module for module in model.modules() if is_metric(module)]
+    return [
+        (metric, metric.update_count, {name: _copy(state) for name, state in metric.metric_state.items()})
+        for metric in metrics
+    ]
+
+
+def restore(snapshot: Snapshot) -> None:
+    for metric, count, state in snapshot:
+        for name, value in state.items():
+            setattr(metric, name, value)
+        metric._update_count, metric._computed = count, None
+
+
+@contextmanager
+def _synchronised(metric: Any, communicator: Communicator, ranks: list[int]) -> Iterator[None]:
+    """Only inside it `metric.compute()` is collective: a module may call it itself, and its class must pickle."""
+    parts = [part for part in metric.modules() if is_metric(part)]
+    before = [(part.dist_sync_fn, part.distributed_available_fn) for part in parts]
+    synchronise(metric, communicator, ranks)
+    try:
+        yield
+    finally:
+        for part, (sync, available) in zip(parts, before, strict=True):
+            part.dist_sync_fn, part.distributed_available_fn = sync, available
+
+
+def _refuse_unjoinable(name: str, metric: Any) -> None:
+    """Torchmetrics gathers such a list item by item: ranks with unequally many would wait for each other."""
+    for state, value in metric.metric_state.items():
+        if isinstance(value, list) and metric._reductions[state] is None:
+            raise TrainingError(
+                f"self.log({name!r}): {type(metric).__name__} keeps a list {state} without dist_reduce_fx, which ranks "
+                "cannot join"
+            )
+
+
+def _copy(state: Any) -> Any:
+    return state.clone() if isinstance(state, Tensor) else list(state)

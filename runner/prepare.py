@@ -1,0 +1,99 @@
+"""A composed job → what can be launched: machine, data, plan, everything checked that can be known before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner import build, config, preflight
+from runner.errors import ConfigError, nearest, refuse
+from runner.executors import ray_cluster
+from runner.plan import Machine, Plan, make_plan, plan_resources
+from runner.report.console import relative
+from runner.schema import Experiment
+from runner.tracking import check_store, store_uri
+
+if TYPE_CHECKING:
+    from runner.ingest.arrays import Data
+    from runner.parameters import Weights
+
+
+@dataclass(frozen=True)
+class Request:
+    """One job, as Hydra composed it."""
+
+    experiment: Experiment
+    yaml: str  # interpolations unresolved
+    values: dict[str, Any]  # interpolations resolved
+    overrides: tuple[str, ...]
+    run_dir: Path
+    outputs: Path
+    import_roots: tuple[str, ...]
+    parent_run_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    experiment: Experiment  # with what the model itself decides (a LightningModule's learning rate)
+    plan: Plan
+    data: Data
+    initial: Weights | None  # what the model starts from, where the config says
+    machine: Machine
+    address: str | None  # of a Ray cluster, which has been joined
+
+
+def prepare(request: Request) -> Prepared:
+    """Raises ConfigError or PreflightError with what to type instead."""
+    experiment = request.experiment
+    if (request.run_dir / "result.json").exists():
+        raise ConfigError(
+            f"hydra.run.dir={relative(request.run_dir)}: holds a run already; type another folder"
+        )
+    address = None if experiment.dry_run else ray_cluster.cluster_address(experiment.scaling.address)
+    machine = find_machine(experiment, address, request.import_roots)
+    resources = plan_resources(experiment, machine)
+    preflight.check_resources(resources, machine)
+    config.check_targets(experiment)
+    if not experiment.dry_run:
+        check_store(experiment.tracking, request.outputs)
+    # With torch, numpy and the dataset's own imports the slow part.
+    from runner import lightning, parameters
+    from runner.ingest import arrays
+
+    is_module = lightning.is_module(build.locate(experiment.model.target["_target_"]))
+    if not is_module:
+        check_monitor(experiment)
+    data = arrays.load(experiment.dataset)
+    if is_module:
+        module = build.build(experiment.model.target, facts=data.facts.for_model())
+        lightning.check(module)
+        experiment = replace(
+            experiment, optimizer=replace(experiment.optimizer, lr=lightning.base_lr(module))
+        )
+    initial = None
+    if experiment.model.init_from is not None:
+        uri = store_uri(experiment.tracking, request.outputs)
+        initial = parameters.read_weights(
+            parameters.resolve(experiment.model.init_from, uri, request.run_dir / "init_from")
+        )
+    return Prepared(experiment, make_plan(experiment, data.facts, resources), data, initial, machine, address)
+
+
+def check_monitor(experiment: Experiment) -> None:
+    from runner.objective import metric_names
+
+    monitor, known = experiment.checkpoint.monitor, metric_names(experiment)
+    if monitor not in known:
+        close = nearest(monitor, known) or known[1]
+        allowed = f"a {experiment.dataset.task.value} measures {', '.join(known)}"
+        raise refuse("checkpoint.monitor", monitor, allowed, f"checkpoint.monitor={close}")
+
+
+def find_machine(experiment: Experiment, address: str | None, import_roots: tuple[str, ...]) -> Machine:
+    """This machine, or the cluster at `address`, which is joined and whose nodes are checked."""
+    if address is None:
+        return preflight.this_machine(experiment.scaling.use_gpu)
+    ray_cluster.start(address, 0, import_roots, experiment.verbose)
+    ray_cluster.check_nodes()
+    return ray_cluster.cluster_machine(preflight.horovod_has_nccl())

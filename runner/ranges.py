@@ -1,0 +1,136 @@
+"""What the types of schema.py do not say: ranges, and settings that exclude each other or need another machine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from runner.errors import refuse
+from runner.schema import Experiment, Op, Task
+
+AT_LEAST = {
+    "scaling.num_workers": 1,
+    "trainer.epochs": 1,
+    "trainer.max_steps": 1,
+    "trainer.batch_size": 1,
+    "trainer.accumulation_steps": 1,
+    "trainer.limit_batches": 1,
+    "trainer.validate_every_epochs": 1,
+    "trainer.validate_every_steps": 1,
+    "trainer.patience": 1,
+    "trainer.profile_steps": 1,
+    "checkpoint.every_epochs": 1,
+    "checkpoint.keep": 1,
+    "lr_scaling.base_batch_size": 1,
+    "dataset.limit_rows": 1,
+    "dataset.loader_workers": 0,
+    "dataset.shuffle_rows": 1,
+    "horovod.groups": 1,
+    "scheduler.warmup_epochs": 0,
+    "scheduler.warmup_steps": 0,
+    "trainer.min_delta": 0,
+    "scaling.resources_per_worker.GPU": 0,
+}
+ABOVE_ZERO = {  # and what to type
+    "optimizer.lr": 0.1,
+    "horovod.gradient_predivide_factor": 1.0,
+    "tracking.flush_seconds": 1.0,
+    "trainer.clip_norm": 1.0,
+    "trainer.clip_value": 1.0,
+    "scaling.resources_per_worker.CPU": 1,
+}
+
+
+def check_values(experiment: Experiment) -> None:
+    """Raise ConfigError for the first value that cannot be."""
+    for key, low in AT_LEAST.items():
+        value = _dotted(experiment, key)
+        if value is not None and not (value >= low and math.isfinite(value)):
+            raise refuse(
+                key, value, f"must be {low} or more", f"{key}={max(low, 1) if 'GPU' in key else low}"
+            )
+    for key, instead in ABOVE_ZERO.items():
+        value = _dotted(experiment, key)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise refuse(key, value, "must be a finite number above 0", f"{key}={instead}")
+    smoothing, decay = experiment.loss.label_smoothing, experiment.trainer.ema_decay
+    if not 0 <= smoothing < 1:
+        raise refuse(
+            "loss.label_smoothing", smoothing, "must be from 0 to below 1", "loss.label_smoothing=0.1"
+        )
+    if decay is not None and not 0 < decay < 1:
+        raise refuse("trainer.ema_decay", decay, "must be between 0 and 1", "trainer.ema_decay=0.999")
+    if experiment.horovod.op is Op.adasum:
+        raise refuse(
+            "horovod.op",
+            "adasum",
+            "Adasum needs a Horovod with MPI, this one uses Gloo or NCCL",
+            "horovod.op=average",
+        )
+    check_warm_up(experiment)
+    check_loss(experiment)
+
+
+def check_warm_up(experiment: Experiment) -> None:
+    scheduler, trainer = experiment.scheduler, experiment.trainer
+    if scheduler.warmup_steps is not None:
+        if scheduler.warmup_epochs:
+            raise refuse(
+                "scheduler.warmup_steps",
+                scheduler.warmup_steps,
+                f"scheduler.warmup_epochs={scheduler.warmup_epochs:g} is set too",
+                "scheduler.warmup_epochs=0",
+            )
+        if trainer.max_steps is not None and scheduler.warmup_steps > trainer.max_steps:
+            raise refuse(
+                "scheduler.warmup_steps",
+                scheduler.warmup_steps,
+                f"trainer.max_steps={trainer.max_steps} are fewer",
+                f"scheduler.warmup_steps={trainer.max_steps}",
+            )
+    if trainer.max_steps is None and scheduler.warmup_epochs > trainer.epochs:
+        raise refuse(
+            "scheduler.warmup_epochs",
+            scheduler.warmup_epochs,
+            f"trainer.epochs={trainer.epochs} are fewer",
+            f"scheduler.warmup_epochs={trainer.epochs}",
+        )
+
+
+def check_loss(experiment: Experiment) -> None:
+    loss, task = experiment.loss, experiment.dataset.task
+    weights = loss.class_weights
+    if loss.target and (weights is not None or loss.label_smoothing):
+        key, value = (
+            ("class_weights", weights) if weights is not None else ("label_smoothing", loss.label_smoothing)
+        )
+        raise refuse(f"loss.{key}", value, "a loss with a _target_ takes its own arguments", f"~loss.{key}")
+    if weights is not None:
+        if task is not Task.classification:
+            raise refuse(
+                "loss.class_weights", weights, f"a {task.value} has no classes", "loss.class_weights=null"
+            )
+        is_list = isinstance(weights, list) and all(
+            isinstance(weight, int | float) and weight >= 0 and math.isfinite(weight) for weight in weights
+        )
+        if weights != "balanced" and not (is_list and any(weights)):
+            raise refuse(
+                "loss.class_weights",
+                weights,
+                "must be balanced, or a list with a weight of 0 or more for each class",
+                "loss.class_weights=balanced",
+            )
+    if loss.label_smoothing and task is Task.regression:
+        raise refuse(
+            "loss.label_smoothing",
+            loss.label_smoothing,
+            "a regression has no labels",
+            "loss.label_smoothing=0",
+        )
+
+
+def _dotted(experiment: Experiment, key: str) -> Any:
+    found: Any = experiment
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,79 @@
+"""Every file of conf/, by the command that its first line names: a dry run, and a few steps on two real workers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from runner.dry_run import dry_run
+from runner.errors import PreflightError
+from runner.executors import ray_cluster
+from runner.report.console import Screen
+from tests.composed import CONF
+from tests.end_to_end.warm import Workers, prepared
+from tests.test_conf import command
+
+SMALL = [
+    "scaling.num_workers=2",
+    "trainer.max_steps=3",
+    "trainer.batch_size=8",
+    "dataset.limit_rows=40",
+    "scheduler.warmup_epochs=0",
+    "tracking=none",
+]
+FILES = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    ray_cluster.start(None, 2, (), False)
+    group = Workers(2)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the comments in conf/dataset name."""
+    folder = tmp_path_factory.mktemp("data")
+    draws = np.random.default_rng(0)
+    table = pd.DataFrame({"age": draws.integers(20, 60, 50), "city": draws.choice(["Ulm", "Łódź"], 50)})
+    table["label"] = table["age"] % 2
+    table.to_csv(folder / "data.csv", index=False)
+    table.to_parquet(folder / "data.parquet")
+    for label in ("cat", "dog"):
+        (folder / "images" / label).mkdir(parents=True)
+        for number in range(25):
+            pixels = draws.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / label / f"{number}.png")
+    np.save(folder / "inputs.npy", draws.standard_normal((50, 4)).astype(np.float32))
+    np.save(folder / "targets.npy", draws.integers(0, 2, 50))
+    return folder
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_a_file_s_command_rehearses_and_trains(
+    path: Path, workers: Workers, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    overrides = [*(o for o in command(path) if o != "--multirun"), *SMALL]
+    if "scaling=gpu" in overrides and not os.path.exists("/dev/nvidia0"):
+        with pytest.raises(PreflightError, match="scaling.use_gpu=false"):
+            prepared(overrides, tmp_path)
+        return
+    ready = prepared(overrides, tmp_path)
+    rehearsed = dry_run(ready, Screen())
+    reports = workers.train(ready, tmp_path)
+    history = [metrics for report in reports for metrics in report["history"]]
+    assert history[-1]["epoch"] == 3 / ready.plan.steps_per_epoch
+    assert set(rehearsed) <= set(history[-1]) | {"lr", "epoch"}
+    for name in ("train/loss", "val/loss", "lr"):
+        assert math.isfinite(history[-1][name]), name
+    assert len(reports[-1]["weights_sha256"]) == 64
