@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 Path = str | Sequence[str]
+PACKED = (".gz", ".bz2", ".xz")
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,11 @@ class Files:
     names: list[str]
 
     def open(self, name: str) -> Any:
-        """A readable binary file; one ending in .gz, .bz2 or .xz is decompressed."""
+        """A readable binary file; one that is `packed` is decompressed."""
         return self.system.open(name, "rb", compression="infer")
+
+    def packed(self, name: str) -> bool:
+        return name.endswith(PACKED)
 
 
 def find(path: Path, endings: Sequence[str]) -> Files:
@@ -45,9 +49,8 @@ def find(path: Path, endings: Sequence[str]) -> Files:
 
 def ending(name: str) -> str:
     """The ending that says the format: "csv" of data/a.csv and of data/a.csv.gz."""
-    suffixes = [suffix[1:].lower() for suffix in PurePosixPath(name).suffixes]
-    packed = suffixes and suffixes[-1] in ("gz", "bz2", "xz")
-    return next(iter(suffixes[-2 if packed else -1 :]), "")
+    plain = PurePosixPath(name.removesuffix(next((end for end in PACKED if name.endswith(end)), "")))
+    return plain.suffix[1:].lower()
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

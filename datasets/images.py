@@ -48,9 +48,9 @@ def read(
         for name, label in named:
             if label not in classes:
                 raise ValueError(f"{name}: no training image is of class {label!r}{nearest(label, classes)}")
-        named = [named[index] for index in order.permutation(len(named))]
-        labels = np.array([classes.index(label) for _, label in named], np.int64)
-        sides[side] = Images(files, [name for name, _ in named], labels, channels, (height, width))
+        shuffled = [named[index] for index in order.permutation(len(named))]
+        labels = np.array([classes.index(label) for _, label in shuffled], np.int64)
+        sides[side] = Images(files, [name for name, _ in shuffled], labels, channels, (height, width))
     train, val = sides["train"], sides.get("val", sides["train"])
     rows = chosen(len(train), len(val) if "val" in sides else None, val_fraction, seed, stream=False)
     facts: dict[str, Any] = {"size": [height, width], "channels": channels}
@@ -104,13 +104,11 @@ class Images:
         try:
             with self.files.open(name) as file, Image.open(file) as image:
                 if image.mode not in EIGHT_BIT:
-                    raise ValueError(
-                        f"pixels are of mode {image.mode}, and images of 8 bits a channel can be read"
-                    )
-                image = image.convert(MODES[self.channels])
-                if image.size != self.size[::-1]:
-                    image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
-                return np.asarray(image).reshape(*self.size, self.channels)
+                    raise ValueError(f"pixels are {image.mode}, and 8 bits a channel can be read")
+                found = image.convert(MODES[self.channels])
+                if found.size != self.size[::-1]:
+                    found = found.resize(self.size[::-1], Image.Resampling.BILINEAR)
+                return np.asarray(found).reshape(*self.size, self.channels)
         except (OSError, ValueError, SyntaxError) as error:  # Pillow raises SyntaxError for a broken PNG
             raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
 

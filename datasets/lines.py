@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ PIECE_BYTES = 16 * 2**20
 BLOCK_BYTES = 4 * 2**20  # what one of pyarrow's threads parses at a time; a line must fit
 FIRST_BYTES = 64 * 2**20
 FIRST_ROWS = 10_000
-BLANK = re.compile(rb"(?:\A|\n)[ \t\r]*(?=\n|\Z)")
+MAYBE_BLANK = (b"\n\n", b"\n\r", b"\n ", b"\n\t")
 
 Types = dict[str, Any]  # name → arrow type
 Piece = tuple[int, int, int]  # first byte, bytes, rows
@@ -43,24 +42,23 @@ class Lines:
             while len(lines) < FIRST_ROWS and size < FIRST_BYTES and (line := file.readline()):
                 lines.append(line)
                 size += len(line)
-        if names is None and not lines:
-            raise ValueError("is empty")
         table = self._table(b"".join(lines), names, None, False)
         return {name: self._widened(table.column(name)) for name in table.column_names}
 
     def pieces(self, name: str) -> list[Piece]:
         found = []
+        size = -1 if self.files.packed(name) else PIECE_BYTES  # there is no reading from the middle of a .gz
         with self.files.open(name) as file:
             self._start(file)
             start, rest, ended = file.tell(), b"", False
             while not ended:
-                chunk = file.read(PIECE_BYTES)
+                chunk = file.read(size)
                 ended = not chunk
                 blob = rest + chunk
-                size = len(blob) if ended else blob.rfind(b"\n") + 1
-                if size:
-                    found.append((start, size, self._count(blob[:size])))
-                start, rest = start + size, blob[size:]
+                whole = len(blob) if ended else blob.rfind(b"\n") + 1
+                if rows := self._count(blob[:whole]):
+                    found.append((start, whole, rows))
+                start, rest = start + whole, blob[whole:]
         return found
 
     def read(self, name: str, piece: Piece, types: Types, strict: bool) -> Any:
@@ -100,8 +98,9 @@ class Lines:
         return [line for line in blob.split(b"\n") if line.strip()]
 
     def _count(self, blob: bytes) -> int:
-        body = blob.removesuffix(b"\n")
-        return len(self._rows(blob)) if BLANK.search(body) else body.count(b"\n") + 1
+        if blob[:1].isspace() or any(mark in blob for mark in MAYBE_BLANK):
+            return len(self._rows(blob))
+        return blob.count(b"\n") + (not blob.endswith(b"\n")) if blob else 0
 
     def _table(self, blob: bytes, names: list[str] | None, types: Types | None, strict: bool) -> Any:
         """`_parse`; raises BadValueError for the first line that does not parse, or not into one row."""
@@ -142,9 +141,9 @@ class Csv(Lines):
         else:
             raise ValueError("is empty")
         names = next(csv.reader([line.decode("utf-8-sig")]))
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"column {name!r} is there twice")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"column {twice!r} is there twice in the header")
         return names
 
     def _rows(self, blob: bytes) -> list[bytes]:

@@ -8,6 +8,7 @@ from typing import Any
 from datasets.files import Files
 
 PIECE_ROWS = 65_536
+LEAST_ROWS = 256
 PIECE_VALUES = 2**20  # fewer rows of a wide table
 BUFFER_BYTES = 32 * 2**10  # a column; without it pyarrow reads whole column chunks
 
@@ -19,24 +20,25 @@ class Parquet:
 
     def __init__(self, files: Files) -> None:
         self.files = files
+        self._open: tuple[str, Any] = ("", None)  # the last file, by name
         self._next: tuple[Any, ...] = ()  # the slice that comes next out of `_slices`
         self._slices: Iterator[Any] = iter(())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "_next": (), "_slices": iter(())}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Parquet, (self.files,)
 
     def columns(self, name: str) -> dict[str, Any]:
         return self.types(name)
 
     def types(self, name: str) -> dict[str, Any]:
-        with self._open(name) as file:
-            schema = file.schema_arrow
-        return {field.name: field.type for field in schema}
+        # pandas writes an index that is no plain range as a column; it is no input.
+        schema = self._file(name).schema_arrow
+        return {field.name: field.type for field in schema if not field.name.startswith("__index_level_")}
 
     def pieces(self, name: str) -> list[Piece]:
-        with self._open(name) as file:
-            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            most = _piece_rows(len(file.schema_arrow))
+        file = self._file(name)
+        most = _piece_rows(file)
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         return [
             (group, skipped, min(most, rows - skipped))
             for group, rows in enumerate(sizes)
@@ -57,23 +59,20 @@ class Parquet:
         return pa.Table.from_batches([next(self._slices)]).select(list(types))
 
     def _read(self, name: str, group: int, columns: list[str]) -> Iterator[Any]:
-        with self._open(name) as file:
-            most = _piece_rows(len(file.schema_arrow))
-            batches = file.iter_batches(most, row_groups=[group], columns=columns)
-            for _ in range(file.metadata.row_group(group).num_rows, most, -most):
-                yield next(batches)
-            last = next(batches)
-        yield last  # with the file and its buffers already closed
+        file = self._file(name)
+        yield from file.iter_batches(_piece_rows(file), row_groups=[group], columns=columns)
 
-    def _open(self, name: str) -> Any:
+    def _file(self, name: str) -> Any:
         from fsspec.implementations.local import LocalFileSystem
         from pyarrow.parquet import ParquetFile
 
-        # Small reads cost nothing on a disk; elsewhere a row group is fetched in few requests, and held until it is read.
-        local = isinstance(self.files.system, LocalFileSystem)
-        how = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if local else {"pre_buffer": True}
-        return ParquetFile(name, filesystem=self.files.system, **how)
+        if self._open[0] != name:
+            # Small reads cost nothing on a disk; elsewhere a row group is fetched in few requests, and held.
+            local = isinstance(self.files.system, LocalFileSystem)
+            how = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if local else {"pre_buffer": True}
+            self._open = (name, ParquetFile(name, filesystem=self.files.system, **how))
+        return self._open[1]
 
 
-def _piece_rows(columns: int) -> int:
-    return max(256, min(PIECE_ROWS, PIECE_VALUES // max(columns, 1)))
+def _piece_rows(file: Any) -> int:
+    return max(LEAST_ROWS, min(PIECE_ROWS, PIECE_VALUES // max(len(file.schema_arrow), 1)))

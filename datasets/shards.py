@@ -8,20 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from datasets.columns import BadValueError, kind, shown
+from datasets.columns import WORDS, BadValueError, kind, shown
 from datasets.files import Files, Path, ending, find, nearest, reason
 from datasets.lines import Csv, JsonLines
 from datasets.parquet import Parquet
 from datasets.split import Array
-
-FORMATS = {
-    "parquet": Parquet,
-    "pq": Parquet,
-    "csv": Csv,
-    "jsonl": JsonLines,
-    "ndjson": JsonLines,
-    "json": JsonLines,
-}
 
 
 class Format(Protocol):
@@ -40,6 +31,16 @@ class Format(Protocol):
         """The arrow table of a piece, columns in the order of `types`; `strict` refuses others."""
 
 
+FORMATS: dict[str, Callable[[Files], Format]] = {
+    "parquet": Parquet,
+    "pq": Parquet,
+    "csv": Csv,
+    "jsonl": JsonLines,
+    "ndjson": JsonLines,
+    "json": JsonLines,
+}
+
+
 class Shards:
     """Some columns of some files; `types` maps their names to arrow types, as the first file has them."""
 
@@ -49,30 +50,26 @@ class Shards:
         self._format = _format(self.files, form)
         self._keep = keep
         self._cache: dict[int, Any] = {}
-        try:
-            self.types = self._told(self.first, self._format.types, self.first)
-        except BadValueError as bad:
-            raise ValueError(f"{self.first}: row {bad.row + 1}: {bad.problem}") from bad
         self._strict = False
-        pieces = [
+        self._pieces = [
             (name, piece)
             for name in self.files.names
             for piece in self._told(name, self._format.pieces, name)
         ]
-        self._pieces = pieces
-        self._bounds = np.cumsum([0] + [piece[2] for _, piece in pieces])
-        if not len(self):
-            raise ValueError(f"{self.first}: has no rows")
+        if not self._pieces:
+            raise ValueError(f"{self.files.names[0]}: has no rows")
+        self._bounds = np.cumsum([0] + [piece[2] for _, piece in self._pieces])
+        self.first = self._pieces[0][0]  # the file that says what columns there are
+        try:
+            self.types = self._told(self.first, self._format.types, self.first)
+        except BadValueError as bad:
+            raise ValueError(f"{self.first}: row {bad.row + 1}: {bad.problem}") from bad
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": {}, "_keep": False}
-
-    @property
-    def first(self) -> str:
-        return self.files.names[0]
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -85,16 +82,18 @@ class Shards:
         columns do not fit, and for columns that are neither numbers, text, booleans nor times.
         """
         leader = like or self
+        kinds = leader.kinds
         for name in names:
             if name not in leader.types:
                 near = nearest(name, list(leader.types))
-                raise ValueError(f"{leader.first}: no column {name!r}{near}; {shown(leader.kinds)}")
-            if leader.kinds[name] not in ("number", "bool", "text", "time"):
-                what = f"is {leader.kinds[name]}: only numbers, text, booleans and times can be read"
+                raise ValueError(f"{leader.first}: no column {name!r}{near}; {shown(kinds)}")
+            if kinds[name] not in WORDS:
+                what = f"is {kinds[name]}: only numbers, text, booleans and times can be read"
                 raise ValueError(f"{leader.first}: column {name!r} {what}; name others in `columns`")
         types = {name: leader.types[name] for name in names}
-        for name in self.files.names[0 if like else 1 :]:
-            self._told(name, self._compare, name, types, strict, leader)
+        for name in self.files.names:
+            if name != leader.first:
+                self._told(name, self._compare, name, types, strict, leader)
         self.types, self._strict = types, strict
 
     def visit(self, rows: Array, call: Callable[[Any], None]) -> None:
@@ -122,14 +121,14 @@ class Shards:
     def _piece(self, index: int) -> Any:
         if index not in self._cache:
             name, piece = self._pieces[index]
+            if not self._keep:
+                self._cache.clear()
             try:
                 table = self._told(name, self._format.read, name, piece, self.types, self._strict)
             except BadValueError as bad:
                 raise self._refusal(int(self._bounds[index]) + bad.row, bad) from bad
             if table.num_rows != piece[2]:
                 raise ValueError(f"{name}: has changed since its rows were counted")
-            if not self._keep:
-                self._cache.clear()
             self._cache[index] = table.combine_chunks()
         return self._cache[index]
 

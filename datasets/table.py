@@ -42,28 +42,32 @@ def read(
     labels, int64 from 0; "out_features" is then the number of classes, and k for "regression".
 
     `path` and `val_path` are a file, a list, a glob or a folder, local or a URI. Without `val_path`, validation rows are
-    held out by `val_fraction` and `seed` (see source.sources). Raises ValueError with file, row and column for
-    anything that does not fit; when streamed, rows after the first 10,000 are checked as they are read.
+    held out by `val_fraction` and `seed` (see source.chosen). Every row is read once at the start, piece by piece, for
+    the statistics; what does not fit raises ValueError with file, row and column.
     """
     train = Shards(path, format, keep=not stream)
     val = Shards(val_path, format, keep=not stream) if val_path is not None else None
     targets = [target] if isinstance(target, str) else list(target)
     names = [name for name in train.types if name not in targets] if columns is None else list(columns)
-    if both := [name for name in names if name in targets]:
-        raise ValueError(f"column {both[0]!r} is both in `columns` and a target")
+    wanted = [*names, *targets]
     if not names:
         raise ValueError(f"{train.first}: has no column besides the target {target!r}")
-    for shards in (train, val):
-        if shards is not None:
-            shards.select([*names, *targets], strict=columns is None, like=None if shards is train else train)
-    answers = Targets(targets, isinstance(target, str), train.kinds, target_kind)
+    if len(set(wanted)) < len(wanted):
+        twice = next(name for name in wanted if wanted.count(name) > 1)
+        raise ValueError(f"column {twice!r} is there twice: in `columns`, or there and in `target`")
+    train.select(wanted, strict=columns is None)
+    if val:
+        val.select(wanted, strict=columns is None, like=train)
+    kinds = train.kinds
+    answers = Targets(targets, isinstance(target, str), kinds, target_kind)
     rows = chosen(len(train), len(val) if val else None, val_fraction, seed, stream)
-    statistics = Statistics({name: train.kinds[name] for name in names})
+    statistics = Statistics({name: kinds[name] for name in names})
     for start, stop in train.ranges:
         train.visit(np.arange(start, stop), answers.update)
         train.visit(rows["train"].between(start, stop), statistics.update)
     if val:
-        val.visit(np.arange(len(val)), answers.update)
+        for start, stop in val.ranges:
+            val.visit(np.arange(start, stop), answers.update)
     for name in statistics.without_values():
         log.warning("column %r has no value in the training rows: its inputs are 0", name)
     encoding = statistics.encoding(max_categories)

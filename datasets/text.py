@@ -34,6 +34,8 @@ def text(
     `level="byte"`: the tokens are the 256 bytes. `level="char"`: the sorted characters of the training part, then one
     token for all others; they are also returned, as {"preprocessing": {"vocabulary": [character of each token]}}.
     """
+    if context_length < 1:
+        raise ValueError(f"context_length={context_length} must be at least 1")
     stride = max(1, context_length // 2) if stride is None else stride
     if not 1 <= stride <= context_length:
         raise ValueError(f"stride={stride} must be between 1 and context_length={context_length}")
@@ -73,8 +75,7 @@ def divide(content: Text, val_fraction: float) -> tuple[Text, Text]:
     held_out = round(len(content) * val_fraction)
     if min(held_out, len(content) - held_out) < 2:
         raise ValueError(
-            f"a text of length {len(content)} with val_fraction={val_fraction} leaves {held_out} to hold out: "
-            "both parts need two tokens"
+            f"val_fraction={val_fraction} of a text of length {len(content)} is {held_out}: both parts need two tokens"
         )
     return content[:-held_out], content[-held_out:]
 

@@ -13,7 +13,7 @@ from runner.errors import ConfigError
 from runner.ingest.batches import Columns, MicroBatch
 from runner.ingest.tensors import as_tensors
 from runner.learner import build_learner
-from runner.loop import Metrics, Stretch, evaluate, step, summary
+from runner.loop import Metrics, Stretch, evaluate, monitored, step, summary
 from runner.plan import MAX_EVAL_BATCH
 from runner.prepare import Prepared
 from runner.report.console import Screen, metrics_line
@@ -38,6 +38,7 @@ def dry_run(prepared: Prepared, screen: Screen) -> Metrics:
         step(learner, [MicroBatch(inputs, targets, True, rows)], stretch, alone)
         metrics, _ = summary(stretch, learner, alone)
         metrics |= evaluate(replace(plan, val_rows=val_rows), learner, held_out, alone)
+        monitored(metrics, plan.goal)
     except Exception as error:
         raise ConfigError(
             f"model={experiment.model.target['_target_']}: a batch with inputs {tuple(inputs.shape)} and targets "

@@ -74,7 +74,7 @@ def examine(
             outputs = outputs.to("cpu", torch.promote_types(outputs.dtype, torch.float32))
             findings.add(inputs.cpu(), outputs, targets.cpu())
             rows += len(inputs)
-            if first_rows:
+            if first_rows and rows >= first_rows:
                 break
     except Exception as error:  # noqa: BLE001 (a user's model may raise anything, and the training is done)
         failure = f"{type(error).__name__}: {error}"
@@ -229,8 +229,8 @@ class _LanguageModeling:
                 shown = (prompt[-TOKENS:], truth[counted][:TOKENS], prediction[counted][:TOKENS])
                 before, true, said = (self._pieces(tokens) for tokens in shown)
                 right = (truth == prediction)[counted][:TOKENS].tolist()
-                texts = {"prompt": "".join(before), "truth": true, "prediction": said}
-                self._samples.append({**texts, "right": right})
+                sample = {"prompt": "".join(before), "truth": true, "prediction": said, "right": right}
+                self._samples.append(sample)
 
     def found(self, first: int, total: int) -> Json:
         return {"samples": self._samples}

@@ -110,6 +110,7 @@ def build_learner(
         plan.warmup_steps,
         plan.learning_rate.warmup_start,
         plan.steps_per_epoch,
+        total_steps=plan.total_steps,
     )
     average = None
     if trainer.ema_decay is not None:
@@ -157,5 +158,9 @@ def build_model(
 def _scheduler(experiment: Experiment, plan: Plan, optimizer: Optimizer) -> tuple[LRScheduler, Interval]:
     settings = experiment.scheduler
     peaks = [group["lr"] for group in optimizer.param_groups]
-    facts = {**plan.for_scheduler(settings), "max_lr": peaks}
+    facts = {
+        **plan.for_scheduler(settings),
+        "max_lr": peaks,
+        "mode": "max" if plan.goal.maximise else "min",
+    }
     return build.build(settings.target, optimizer, facts=facts), settings.interval

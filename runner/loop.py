@@ -65,8 +65,9 @@ def fit(
                 check_rows(epoch_rows, plan)
             if validates:
                 metrics |= evaluate(plan, learner, ingest, communicator)
-                learner.schedule.measured(metrics[plan.goal.monitor])
-                judge(state, metrics[plan.goal.monitor], plan.goal)
+                value = monitored(metrics, plan.goal)
+                learner.schedule.measured(value)
+                judge(state, value, plan.goal)
             yield {**metrics, "lr": lr, "epoch": state.step / plan.steps_per_epoch}
             if state.stopped or state.step == plan.total_steps:
                 return
@@ -161,6 +162,12 @@ def evaluate(plan: Plan, learner: Learner, ingest: Ingest, communicator: Communi
         raise TrainingError(f"evaluation saw {counted:g} rows of {plan.val_rows}: each must be counted once")
     measured = objective.metrics(torch.stack(totals), communicator)
     return {f"val/{name}": value for name, value in measured.items()}
+
+
+def monitored(metrics: Metrics, goal: Goal) -> float:
+    if goal.monitor not in metrics:
+        raise TrainingError(f"checkpoint.monitor={goal.monitor}: there are {', '.join(metrics)}")
+    return metrics[goal.monitor]
 
 
 def judge(state: TrainState, value: float, goal: Goal) -> None:

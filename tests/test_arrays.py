@@ -107,7 +107,9 @@ class TestEveryKind:
         images = np.zeros((6, 1, 8, 8))
         found = {"train": kind(images, [0, 1, 2, 0, 1, 0]), "val": kind(images[:2], [4, 0])}
         facts = arrays.load(dataset(found, ingest=ingest)).facts
-        assert facts == DataFacts(6, 2, (1, 8, 8), 5, (3, 2, 1, 0, 0))  # label 4 is in the validation rows only
+        assert facts == DataFacts(
+            6, 2, (1, 8, 8), 5, (3, 2, 1, 0, 0)
+        )  # label 4 is in the validation rows only
         assert facts.in_features == 64
 
     def test_facts_of_tokens(self, dataset, kind, ingest):
@@ -253,9 +255,7 @@ def test_a_split_that_is_no_pair_is_refused(dataset, columns):
 
 
 def test_arrays_without_rows_are_refused(dataset):
-    assert (
-        refusal(dataset(pair(5.0, 1))) == "dataset: split train has a single value where rows are needed"
-    )
+    assert refusal(dataset(pair(5.0, 1))) == "dataset: split train has a single value where rows are needed"
 
 
 @pytest.mark.parametrize("kind", [Table, Pairs])

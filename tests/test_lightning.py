@@ -1,6 +1,8 @@
 """LightningModules through the whole loop on 1 to 3 ranks, against plain torch."""
 
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch.nn import functional
 from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
+from runner import build, lightning
 from runner.ingest.batches import Place
 from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
@@ -186,6 +189,20 @@ def test_the_moving_average_is_evaluated_with_its_own_metrics():
             pickle.loads(pickle.dumps(learner.evaluated_model())).state_dict().keys()
             == learner.model.state_dict().keys()
         )
+
+
+def test_the_example_of_the_documentation_trains(monkeypatch, tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "lightning.md"
+    code = re.search("```python\n(.*?)```", page.read_text(), re.DOTALL)[1]
+    (tmp_path / "lit_digits.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    lightning.check(build.locate("lit_digits.LitDigits")(64, 10), "val/f1")
+    target = {"_target_": "lit_digits.LitDigits", "in_features": None, "out_features": None}
+    found = trained(target, LAYOUTS[1])
+    assert [set(metrics[-1]) & {"val/loss", "val/f1"} for _, metrics, _ in found] == [
+        {"val/loss", "val/f1"}
+    ] * 2
+    assert found[0][1][0]["lr"] == 0.1 * MULTIPLIER
 
 
 @pytest.mark.filterwarnings("ignore")  # the Trainer's own, and what torch deprecates under it

@@ -3,16 +3,22 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
+from sklearn.metrics import average_precision_score, f1_score
 from torch import nn
 from torch.optim import SGD
-from torchmetrics import MetricCollection, Recall
-from torchmetrics.classification import BinaryPrecisionRecallCurve, MulticlassAccuracy, MulticlassF1Score
+from torchmetrics import MetricCollection, Recall, SumMetric
+from torchmetrics.classification import (
+    BinaryAveragePrecision,
+    BinaryPrecisionRecallCurve,
+    MulticlassAccuracy,
+    MulticlassF1Score,
+)
 
 from runner.communicator import SingleProcess
 from runner.errors import TrainingError
 from runner.lightning import LightningObjective
 from runner.lightning.log import captured
+from runner.lightning.metric_states import restore, states
 from tests.fakes import on_ranks
 from tests.lightning_modules import LR, Digits, LightningModule, nothing
 from tests.test_lightning import digits
@@ -154,12 +160,69 @@ def test_a_collection_of_metrics_with_shared_states_is_of_all_ranks_rows_every_t
             }
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_metric_that_keeps_rows_needs_none_on_every_rank(ranks):
+    class Ranked(Told):
+        def __init__(self):
+            super().__init__()
+            self.precision = BinaryAveragePrecision()
+
+        def validation_step(self, batch):
+            self.precision(*batch)
+            self.log("val_precision", self.precision)
+
+    draws = np.random.default_rng(0)
+    scores, labels = draws.random(7), draws.integers(0, 2, 7)
+    rows = torch.from_numpy(scores), torch.from_numpy(labels)
+
+    def rank(communicator):
+        model = Ranked()
+        objective = LightningObjective(model)
+        if communicator.rank == ranks - 1:
+            objective.measure(model, rows[0][:5], rows[1][:5])
+            objective.measure(model, rows[0][5:], rows[1][5:])
+        return objective.metrics(torch.zeros(1), communicator)
+
+    expected = pytest.approx(average_precision_score(labels, scores), abs=1e-7)
+    assert on_ranks(ranks, rank) == [{"precision": expected}] * ranks
+
+
+def test_restored_metrics_have_the_states_of_before():
+    model = Told()
+    model.total, model.precision = SumMetric(), BinaryAveragePrecision()
+    model.total.update(2.0)
+    model.precision.update(torch.tensor([0.1, 0.9]), torch.tensor([1, 0]))
+    before = states(model)
+    model.total.update(40.0)
+    model.precision.update(torch.tensor([0.8]), torch.tensor([1]))
+    assert (model.total.compute().item(), model.precision.compute().item()) == (42.0, pytest.approx(7 / 12))
+    restore(before)
+    assert (model.total.compute().item(), model.precision.compute().item()) == (2.0, 0.5)
+    assert (model.total.update_count, model.precision.update_count) == (1, 1)
+
+
 def test_a_validation_loss_is_what_is_returned_unless_one_is_logged():
     for tell, expected in ((nothing, 2.0), (lambda model, _: model.log("val/loss", 5.0), 5.0)):
         model = Told(tell, lambda loss: {"loss": loss})
         objective = LightningObjective(model)
         assert objective.measure(model, *column(1.0, 3.0)).tolist() == [0.0]
         assert objective.metrics(torch.zeros(1), SingleProcess()) == {"loss": expected}
+
+
+def test_without_a_validation_step_validation_leaves_training_s_logs_and_metrics_alone():
+    class Unvalidated(Digits):
+        validation_step = None
+
+    model = Unvalidated().double()
+    objective = LightningObjective(model)
+    images, labels = (torch.from_numpy(column) for column in digits()["train"])
+    loss = objective.measure(model, images, labels)
+    assert loss.tolist() == [0.0]
+    assert model.train_acc.update_count == 0
+    assert int(model.train_acc.tp) == 0
+    expected = torch.nn.functional.cross_entropy(model(images), labels).item()
+    assert objective.metrics(loss, SingleProcess()) == {"loss": pytest.approx(expected, abs=1e-15)}
+    assert objective.logged(SingleProcess()) == {}
 
 
 def test_batches_are_counted_from_zero_between_reports():

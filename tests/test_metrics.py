@@ -159,6 +159,19 @@ def test_several_metrics_keep_their_order():
         assert found["MulticlassAUROC"] == pytest.approx(EXACT["lists"][2])
 
 
+def test_logits_between_0_and_1_are_not_taken_for_probabilities():
+    metrics = build_metrics(
+        {"gap": EXACT["one list"][1]}, DataFacts(1, 1, (4,), CLASSES), Task.classification
+    )
+    metrics.update(torch.from_numpy(PROBABILITIES), torch.from_numpy(CHOSEN))
+    chances = np.exp(PROBABILITIES) / np.exp(PROBABILITIES).sum(axis=1, keepdims=True)
+    gap = abs(chances.max(axis=1).mean() - (PREDICTED == CHOSEN).mean())
+    assert metrics.compute(SingleProcess()) == {"gap": pytest.approx(gap, abs=1e-7)}
+    metrics = build_metrics({"f1": EXACT["labels f1"][1]}, DataFacts(1, 1, (4,), LABELS), Task.multilabel)
+    metrics.update(torch.full((1, LABELS), 0.1), torch.ones(1, LABELS))  # a logit above 0 is a label
+    assert metrics.compute(SingleProcess()) == {"f1": 1.0}
+
+
 def test_a_metric_without_any_row_is_not_a_number():
     data = DataFacts(ROWS, ROWS, (4,), CLASSES)
     metrics = build_metrics({"auroc": EXACT["tokens"][1]}, data, Task.language_modeling)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from runner.ingest.sampler import epoch_order, part
+from runner.ingest.sampler import epoch_order, part, shares
+from tests.fakes import plan_for
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 17, 1000])
@@ -45,3 +46,22 @@ def test_parts_follow_one_another_cover_all_rows_and_differ_by_one_at_most(rows,
 def test_sizes_of_the_parts_of_ten_rows():
     sizes = [(found.start, found.stop) for found in (part(10, 4, index) for index in range(4))]
     assert sizes == [(0, 2), (2, 5), (5, 7), (7, 10)]
+
+
+def test_shares_of_a_short_last_batch():
+    plan = plan_for(3, 2, rows=8)  # 6 + 2
+    order = epoch_order(8, 5, 1).tolist()
+    ranks = [list(shares(plan, 5, rank, 1)) for rank in range(3)]
+    assert (
+        [[share.rows.tolist() for share in mine] for mine in ranks]
+        == [
+            [order[0:2], order[6:7]],  # a filler
+            [order[2:4], order[6:7]],
+            [order[4:6], order[7:8]],
+        ]
+    )
+    assert [[(share.counted, share.global_rows) for share in mine] for mine in ranks] == [
+        [(2, 6), (0, 2)],
+        [(2, 6), (1, 2)],
+        [(2, 6), (1, 2)],
+    ]

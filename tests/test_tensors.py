@@ -1,4 +1,4 @@
-"""In-memory ingest at many sizes: each row once, equal steps, weights that make the mean exact."""
+"""In-memory ingest at many sizes: each row once, equal steps, and what is counted."""
 
 import itertools
 
@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from runner.ingest import batches as shared_batches
+from runner.ingest.batches import Place
+from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
 from tests.fakes import plan_for
 
-CPU = torch.device("cpu")
+CPU = Place(torch.device("cpu"))
 SIZES = list(
     itertools.product([1, 2, 5, 8, 13, 24, 31], [1, 2, 3, 4], [1, 3], [1, 2, 3])
 )  # rows, workers, batch, accumulation
@@ -20,7 +22,7 @@ SIZES = list(
 def numbered(rows, val_rows=5):
     """Splits whose one input column and target are the row's number."""
     train, val = (np.arange(count, dtype=np.float32)[:, None] for count in (rows, val_rows))
-    return {"train": (train, train.copy()), "val": (val, val.copy())}
+    return {"train": Arrays(train, train.copy()), "val": Arrays(val, val.copy())}
 
 
 def ingests(splits, plan, seed=0):
@@ -33,7 +35,7 @@ def epoch_of(ingest, epoch=0):
 
 def real_rows(steps):
     """Row numbers of micro-batches that count, in order."""
-    return [row for step in steps for batch in step if batch.scale for row in batch.inputs[:, 0].tolist()]
+    return [row for step in steps for batch in step if batch.counted for row in batch.inputs[:, 0].tolist()]
 
 
 @pytest.mark.parametrize(("rows", "workers", "batch", "accumulation"), SIZES)
@@ -56,27 +58,34 @@ def test_one_epoch(rows, workers, batch, accumulation):
     assert max(len(b.inputs) for b in batches) <= batch
     assert all(torch.equal(b.inputs, b.targets) for b in batches)
 
-    # Every row of a global batch weighs num_workers / its rows; fillers weigh nothing.
+    # All know how many rows the global batch has, and those that count are as many.
     for number, steps in enumerate(zip(*ranks, strict=True)):
         size = min(plan.global_batch_size, rows - number * plan.global_batch_size)
-        assert {b.scale for step in steps for b in step} - {0.0} == {workers / size}
-        assert sum(len(b.inputs) for step in steps for b in step if b.scale) == size
+        assert {b.global_rows for step in steps for b in step} == {size}
+        assert sum(len(b.inputs) for step in steps for b in step if b.counted) == size
 
 
-def test_a_rank_without_rows_gets_a_filler_of_scale_zero():
+def test_a_rank_without_rows_gets_one_that_is_not_counted():
     plan = plan_for(4, 2, rows=2)
     ranks = [epoch_of(ingest) for ingest in ingests(numbered(2), plan)]
-    first = epoch_order(2, 0, 0)[0].item()
-    found = [(b.scale, b.inputs[:, 0].tolist()) for ((b,),) in ranks]
-    assert [scale for scale, _ in found] == [0.0, 2.0, 0.0, 2.0]
-    assert [rows for scale, rows in found if not scale] == [[first], [first]]
+    first, second = epoch_order(2, 0, 0).tolist()
+    found = [(b.counted, b.inputs[:, 0].tolist()) for ((b,),) in ranks]
+    assert found == [(False, [first]), (True, [first]), (False, [first]), (True, [second])]
+
+
+def test_a_micro_batch_without_rows_repeats_the_rank_s_first_one():
+    plan = plan_for(1, 2, 3, rows=2)
+    ((step,),) = [epoch_of(ingest) for ingest in ingests(numbered(2), plan)]
+    first, second = epoch_order(2, 0, 0).tolist()
+    found = [(b.counted, b.inputs[:, 0].tolist()) for b in step]
+    assert found == [(False, [first]), (True, [first]), (True, [second])]
 
 
 def test_the_short_last_batch_is_split_over_all_ranks():
     plan = plan_for(3, 4, rows=17)  # 12 + 5
     last = [epoch_of(ingest)[-1][0] for ingest in ingests(numbered(17), plan)]
     assert [len(batch.inputs) for batch in last] == [1, 2, 2]
-    assert {batch.scale for batch in last} == {3 / 5}
+    assert {batch.global_rows for batch in last} == {5}
 
 
 def test_drop_last_leaves_the_short_batch_out():
@@ -113,17 +122,29 @@ def test_evaluation_reads_every_row_once_in_chunks(monkeypatch, chunk, workers, 
 @pytest.mark.filterwarnings("error")
 def test_read_only_arrays_are_accepted_and_batches_are_copies():
     splits = numbered(8)
-    for columns in splits.values():
-        for column in columns:
+    for rows in splits.values():
+        for column in (rows.inputs, rows.targets):
             column.flags.writeable = False
     (ingest,) = ingests(splits, plan_for(1, 4, rows=8))
     for step in epoch_of(ingest):
         step[0].inputs.zero_()
-    assert splits["train"][0][:, 0].tolist() == list(range(8))
+    assert splits["train"].inputs[:, 0].tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 def test_the_arrays_dtype_is_kept(dtype):
-    splits = {name: tuple(c.astype(dtype) for c in columns) for name, columns in numbered(4).items()}
+    splits = {
+        name: Arrays(rows.inputs.astype(dtype), rows.targets.astype(dtype))
+        for name, rows in numbered(4).items()
+    }
     (ingest,) = ingests(splits, plan_for(1, 4, rows=4))
     assert epoch_of(ingest)[0][0].inputs.dtype == torch.from_numpy(np.zeros(1, dtype)).dtype
+
+
+def test_a_place_changes_the_type_of_fractions_alone():
+    rows = Arrays(np.zeros((4, 2), np.float32), np.zeros(4, np.int64))
+    place = Place(torch.device("cpu"), torch.float64)
+    ingest = TensorIngest({"train": rows, "val": rows}, plan_for(1, 4, rows=4, val_rows=4), 0, 0, place)
+    (((batch,),), ((inputs, targets),)) = epoch_of(ingest), list(ingest.evaluation())
+    assert (batch.inputs.dtype, batch.targets.dtype) == (torch.float64, torch.int64)
+    assert (inputs.dtype, targets.dtype) == (torch.float64, torch.int64)

@@ -99,7 +99,9 @@ class Log:
             key = (name, entry.kind)
             value = entry.value * entry.weight if entry.kind == "mean" else entry.value
             old = self._values.get(key)
-            self._values[key] = value if old is None else REDUCTIONS[entry.kind](torch.stack([old, value]))
+            if old is not None:  # it may have been a plain number then, and on a GPU now
+                value = REDUCTIONS[entry.kind](torch.stack([old.to(value.device), value]))
+            self._values[key] = value
             self._weights[key] = self._weights.get(key, 0.0) + entry.weight
 
     def name(self, written: str) -> str:

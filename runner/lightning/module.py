@@ -50,7 +50,9 @@ def defines(model: nn.Module, name: str) -> bool:
     if name in vars(model):
         return callable(vars(model)[name])
     owner = next((cls for cls in type(model).__mro__ if name in vars(cls)), None)
-    return owner is not None and owner.__module__.partition(".")[0] not in LIBRARIES
+    if owner is None or not callable(getattr(owner, name)):
+        return False
+    return owner.__module__.partition(".")[0] not in LIBRARIES
 
 
 def arity(step: Callable[..., Any]) -> int:
@@ -64,7 +66,7 @@ def arity(step: Callable[..., Any]) -> int:
     ]
     if not places or len(needed) > 3 or set(needed) - set(places) or places[0].name == "dataloader_iter":
         raise ConfigError(
-            f"{step.__qualname__}{inspect.signature(step)}: a step is called with (batch, batch_idx)"
+            f"{getattr(step, '__qualname__', step)}{inspect.signature(step)}: a step is called with (batch, batch_idx)"
         )
     return max(min(2, len(places)), len(needed))
 

@@ -116,7 +116,10 @@ def base_lr(model: nn.Module) -> float:
 
 def choose(model: nn.Module) -> Choice:
     """Call and read configure_optimizers. Raises ConfigError for what is not one optimizer and one scheduler."""
-    chosen = model.configure_optimizers()  # type: ignore[operator]
+    try:
+        chosen = model.configure_optimizers()  # type: ignore[operator]
+    except Exception as error:  # the user's code; above all self.trainer, which there is not
+        raise refused(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
     schedulers: Sequence[Any] = []
     if isinstance(chosen, (list, tuple)) and len(chosen) == 2 and isinstance(chosen[0], (list, tuple)):
         chosen, schedulers = chosen
