@@ -17,10 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT))
-
-from datasets.text import divide, read  # noqa: E402
+from datasets.text import divide, read
 
 VAL_FRACTION = 0.1
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from datasets.split import Array
 
-WORDS = {"number": "a number", "bool": "true or false", "text": "text", "time": "a date or time"}
+WORDS = {"number": "a number", "bool": "true or false", "text": "text (UTF-8)", "time": "a date or time"}
 SHOWN_COLUMNS = 10
 EPOCH_SECONDS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 

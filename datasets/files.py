@@ -55,8 +55,9 @@ def ending(name: str) -> str:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """ "; did you mean …?", or nothing where no name is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    folded = {one.casefold(): one for one in known}
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=1)
+    return f"; did you mean {folded[close[0]]}?" if close else ""
 
 
 def reason(error: Exception) -> str:

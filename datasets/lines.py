@@ -154,26 +154,27 @@ class Csv(Lines):
         from pyarrow.csv import ConvertOptions, ReadOptions, read_csv
 
         size = BLOCK_BYTES if types else len(blob) + 1  # types are guessed from one block
-        convert = ConvertOptions(
-            column_types=types, include_columns=list(types or ()), strings_can_be_null=True
+        return read_csv(
+            BufferReader(blob),
+            read_options=ReadOptions(column_names=names, block_size=size),
+            convert_options=ConvertOptions(
+                column_types=types, include_columns=list(types or ()), strings_can_be_null=True
+            ),
         )
-        read = ReadOptions(column_names=names, block_size=size)
-        return read_csv(BufferReader(blob), read_options=read, convert_options=convert)
 
     def _fault(
         self, line: bytes, names: list[str] | None, types: Types, strict: bool
     ) -> tuple[str | None, str]:
         names = names or []
-        values = next(csv.reader([line.decode("utf-8", "replace")]))
+        values = next(csv.reader([line.decode("utf-8", "surrogateescape")]))
         if len(values) != len(names):
             return None, f"number of values is {len(values)}, of names in the header {len(names)}"
         for name, value in zip(names, values, strict=True):
-            quoted = value.replace('"', '""')
-            if (
-                name in types
-                and self._tried(f'"{quoted}"'.encode(), 1, [name], {name: types[name]}, False) is None
-            ):
-                return name, _misfit(value, types[name])
+            if name in types:
+                quoted = '"' + value.replace('"', '""') + '"'
+                one = quoted.encode(errors="surrogateescape")
+                if self._tried(one, 1, [name], {name: types[name]}, False) is None:
+                    return name, _misfit(value, types[name])
         return None, "cannot be parsed: is a line break inside a quoted value, or text that is not UTF-8?"
 
 

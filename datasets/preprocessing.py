@@ -135,8 +135,8 @@ class Encoding:
         from sklearn.pipeline import Pipeline
         from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-        numbers, words = list(self.moments), list(self.categories)
-        kept = [np.array(self.categories[name] or [""], dtype=object) for name in words]
+        numbers, words = list(self.moments), [name for name, kept in self.categories.items() if kept]
+        kept = [np.array(self.categories[name], dtype=object) for name in words]
         scale = Pipeline(
             [("scale", StandardScaler()), ("impute", SimpleImputer(strategy="constant", fill_value=0))]
         )
@@ -160,7 +160,7 @@ class Encoding:
 def frame(rows: Any) -> Any:
     """The pandas frame that the estimator takes, of raw rows: a pandas frame or an arrow table.
 
-    Numbers and booleans become float64, dates and timestamps seconds since 1970, texts plain strings or None.
+    Numbers and booleans become float64, dates and timestamps seconds since 1970, texts plain strings, or missing.
     """
     import pandas as pd
     import pyarrow as pa

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
@@ -168,7 +169,7 @@ class Shards:
             raise
         except StopIteration:
             raise ValueError(f"{name}: has changed since its rows were counted") from None
-        except (OSError, EOFError, UnicodeDecodeError, ArrowException) as error:
+        except (OSError, EOFError, UnicodeDecodeError, csv.Error, ArrowException) as error:
             raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from datasets.columns import shown
 from datasets.files import Path
 from datasets.preprocessing import Encoding, Statistics
 from datasets.shards import Shards
@@ -38,8 +39,9 @@ def read(
     missing in every training row. Statistics are those of the training rows.
 
     Text and boolean targets become class ids int64 [rows], in the sorted order of "class_names"; numbers stay numbers,
-    float32 [rows], [rows, k] for a list of k names. `target_kind` says what they are: "classification" makes them
-    labels, int64 from 0; "out_features" is then the number of classes, and k for "regression".
+    float32 [rows], [rows, k] for a list of k names. `target_kind` says what they are for: numbers of a "classification"
+    are labels, int64 from 0; booleans of a "regression" or "multilabel" are 0 and 1. "out_features" is the number of
+    classes or k; without `target_kind` it is left open for a single column of numbers.
 
     `path` and `val_path` are a file, a list, a glob or a folder, local or a URI. Without `val_path`, validation rows are
     held out by `val_fraction` and `seed` (see source.chosen). Every row is read once at the start, piece by piece, for
@@ -71,6 +73,8 @@ def read(
     for name in statistics.without_values():
         log.warning("column %r has no value in the training rows: its inputs are 0", name)
     encoding = statistics.encoding(max_categories)
+    if not encoding.width:
+        raise ValueError(f"{train.first}: no column has a value in the training rows; {shown(kinds)}")
     tables = [Table(shards, encoding, answers) for shards in (train, val) if shards]
     found = splits(tables[0], tables[-1], rows, stream)
     return {**found, "preprocessing": encoding.estimator(), **answers.facts()}

@@ -10,7 +10,7 @@ import numpy as np
 from datasets.columns import BadValueError, finite, texts
 from datasets.split import Array
 
-KINDS = ("classification", "regression")
+KINDS = ("classification", "regression", "multilabel")
 
 
 class Targets:
@@ -22,18 +22,17 @@ class Targets:
         """`single`: targets are [rows], else [rows, names]. Raises ValueError where names, kinds and `kind` disagree."""
         if kind not in (None, *KINDS):
             raise ValueError(f"target_kind={kind}: must be one of {', '.join(KINDS)}")
-        words = [name for name in names if kinds[name] in ("text", "bool")]
-        if words and not single:
-            raise ValueError(
-                f"target column {words[0]!r} is {kinds[words[0]]}: several targets must be numbers"
-            )
-        if words and kind == "regression":
-            raise ValueError(f"target column {words[0]!r} is {kinds[words[0]]}: a regression needs numbers")
         if kind == "classification" and not single:
             raise ValueError(f"target={list(names)}: a classification has one target column")
+        are_numbers = not single or kind in ("regression", "multilabel")
+        word = next((name for name in names if kinds[name] == "text" and are_numbers), None)
+        if word is not None:
+            wanted = f"a {kind}" if kind else "a list of targets"
+            raise ValueError(f"target column {word!r} is text: {wanted} needs numbers")
         self.names = list(names)
         self._single, self._kind = single, kind
-        self._words: set[str] | None = set() if words else None
+        is_named = not are_numbers and kinds[names[0]] in ("text", "bool")
+        self._words: set[str] | None = set() if is_named else None
         self._largest = -1.0
 
     def update(self, table: Any) -> None:

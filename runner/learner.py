@@ -91,7 +91,7 @@ def build_learner(
 ) -> Learner:
     """Model, optimizer and schedule with the scaled LR; weights and optimizer state are rank 0's on all ranks."""
     trainer, multiplier = experiment.trainer, plan.learning_rate.multiplier
-    model = build_model(experiment, data, on, initial)
+    model = build_model(experiment, plan, data, on, initial)
     communicator.broadcast_model(model)
     torch.manual_seed(experiment.seed + 1 + communicator.rank)  # dropout differs between ranks from here on
     if lightning.is_module(model):
@@ -136,10 +136,10 @@ def build_learner(
 
 
 def build_model(
-    experiment: Experiment, data: DataFacts, on: torch.device, initial: Weights | None
+    experiment: Experiment, plan: Plan, data: DataFacts, on: torch.device, initial: Weights | None
 ) -> nn.Module:
     """The model on its device, with its first weights and frozen parameters. Raises ConfigError."""
-    model: nn.Module = build.build(experiment.model.target, facts=data.for_model())
+    model: nn.Module = build.build(experiment.model.target, facts=plan.for_model(data))
     batch_norm = next(
         (name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)), None
     )

@@ -135,6 +135,7 @@ def summary(stretch: Stretch, learner: Learner, communicator: Communicator) -> t
         "throughput/samples_per_second": rows / slowest,
         "seconds/training": slowest,
     }
+    metrics |= learner.objective.logged(communicator)
     if learner.log_norms:
         metrics["norm/gradient"] = float(stretch.norms) / stretch.steps
         metrics["norm/parameters"] = learner.parameter_norm()

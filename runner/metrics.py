@@ -16,12 +16,11 @@ from runner import build
 from runner.communicator import Communicator
 from runner.errors import ConfigError, TrainingError, refuse
 from runner.plan import DataFacts
-from runner.schema import Task
+from runner.schema import UNCOUNTED, Task
 
 if TYPE_CHECKING:  # its import takes seconds, and most runs need none
     from torchmetrics import Metric
 
-UNCOUNTED = -100  # a language model's target that is left out, as in torch
 Columns = tuple[Tensor, Tensor]  # outputs [rows, …], targets [rows] or [rows, …]
 NO_NEWS = ("Metric `.*` will save all targets", "The ``compute`` method of metric .* was called before")
 
@@ -102,7 +101,7 @@ def build_metrics(nodes: Mapping[str, Any], data: DataFacts, task: Task) -> Metr
         if task is Task.classification and type(metric).__name__.startswith("Binary"):
             instead = f"{key}._target_={target.replace('.Binary', '.Multiclass')}"
             raise refuse(f"{key}._target_", target, "a classification gives a probability a class", instead)
-        for state in _unjoinable(metric):
+        for state in unjoinable(metric):
             raise refuse(
                 f"{key}._target_", target, f"its list {state} has no dist_reduce_fx: ranks cannot join it"
             )
@@ -182,7 +181,7 @@ def _parts(metric: Metric) -> Iterator[Metric]:
     return (part for part in metric.modules() if isinstance(part, Metric))
 
 
-def _unjoinable(metric: Metric) -> Iterator[str]:
+def unjoinable(metric: Metric) -> Iterator[str]:
     """List states that torchmetrics gathers item by item: ranks with unequally many would wait for each other."""
     for part in _parts(metric):
         for state, value in part.metric_state.items():

@@ -155,6 +155,10 @@ class Plan:
             return self.learning_rate.warmup_steps
         return round(self.learning_rate.warmup_epochs * self.steps_per_epoch)
 
+    def for_model(self, data: DataFacts) -> dict[str, Any]:
+        """The data's facts, and the length of the training for a module with a schedule of its own."""
+        return {**data.for_model(), "total_steps": self.total_steps}
+
     def for_scheduler(self, scheduler: Scheduler) -> dict[str, int]:
         """The lengths that a torch scheduler may leave to the plan, in its own interval, after the warm-up."""
         if scheduler.interval.value == "epoch":

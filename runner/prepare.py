@@ -65,19 +65,20 @@ def prepare(request: Request) -> Prepared:
     if not is_module:
         check_monitor(experiment)
     data = arrays.load(experiment.dataset)
+    plan = make_plan(experiment, data.facts, resources)
     if is_module:
-        module = build.build(experiment.model.target, facts=data.facts.for_model())
-        lightning.check(module)
-        experiment = replace(
-            experiment, optimizer=replace(experiment.optimizer, lr=lightning.base_lr(module))
-        )
+        module = build.build(experiment.model.target, facts=plan.for_model(data.facts))
+        lightning.check(module, experiment.checkpoint.monitor)
+        optimizer = replace(experiment.optimizer, lr=lightning.base_lr(module))
+        experiment = replace(experiment, optimizer=optimizer)
+        plan = make_plan(experiment, data.facts, resources)
     initial = None
     if experiment.model.init_from is not None:
         uri = store_uri(experiment.tracking, request.outputs)
         initial = parameters.read_weights(
             parameters.resolve(experiment.model.init_from, uri, request.run_dir / "init_from")
         )
-    return Prepared(experiment, make_plan(experiment, data.facts, resources), data, initial, machine, address)
+    return Prepared(experiment, plan, data, initial, machine, address)
 
 
 def check_monitor(experiment: Experiment) -> None:

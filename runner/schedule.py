@@ -39,7 +39,7 @@ class Schedule:
         self._warmup_steps, self._warmup_start = warmup_steps, warmup_start
         self._steps_per_epoch = steps_per_epoch
         self._is_plateau = isinstance(scheduler, ReduceLROnPlateau)
-        self._counts_warmup = isinstance(scheduler, (StepLR, MultiStepLR))
+        self._counts_warmup = isinstance(getattr(scheduler, "own", scheduler), (StepLR, MultiStepLR))
         self._step = 0
         if total_steps is not None:
             self._refuse_too_short(total_steps)

@@ -14,6 +14,9 @@ from typing import Any
 Target = dict[str, Any]  # {"_target_": "package.callable", argument: value, …}
 
 
+UNCOUNTED = -100  # a language model's target that is not counted, as in torch
+
+
 class Task(Enum):
     classification = "classification"  # one label a row: int64 [rows]
     multilabel = "multilabel"  # each label 0 or 1: float [rows, labels]

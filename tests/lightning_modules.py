@@ -140,3 +140,23 @@ def nothing(*_):
 
 def with_methods(base=Digits, **methods):
     return type("Mine", (base,), methods)()
+
+
+class Told(nn.Module):
+    """Logs what it is told to; the loss is the mean of the inputs."""
+
+    def __init__(self, tell=nothing, returned=lambda loss: loss):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.tell, self.returned, self.seen = tell, returned, []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch_idx)
+        self.tell(self, batch[0])
+        return self.returned(self.weight * batch[0].mean())
+
+    def validation_step(self, batch, batch_idx):
+        return self.training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return SGD(self.parameters(), LR)

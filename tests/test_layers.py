@@ -14,7 +14,7 @@ LAYERS = [
     {"build", "communicator", "checkpoint", "tracking"},
     {"ranges"},
     {"config", "plan", "reword"},
-    {"ingest", "metrics", "parameters", "schedule"},
+    {"ingest", "losses", "metrics", "parameters", "schedule"},
     {"objective", "examine"},
     {"lightning"},
     {"learner"},
@@ -36,6 +36,7 @@ FOREIGN = {
     "omegaconf": ("config.py", "reword.py", "__main__.py"),
     "mlflow": ("tracking/",),
     "horovod": ("communicator.py", "preflight.py", "executors/"),
+    "lightning": (),  # LightningModules are known by their methods
 }
 VAGUE = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "managers", "handler", "handlers"}
 SOURCES = sorted(

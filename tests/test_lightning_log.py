@@ -1,47 +1,18 @@
 """What a module's steps return and log, a call at a time."""
 
-import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, f1_score
-from torch import nn
-from torch.optim import SGD
-from torchmetrics import MetricCollection, Recall, SumMetric
 from torchmetrics.classification import (
-    BinaryAveragePrecision,
-    BinaryPrecisionRecallCurve,
     MulticlassAccuracy,
-    MulticlassF1Score,
 )
 
 from runner.communicator import SingleProcess
 from runner.errors import TrainingError
 from runner.lightning import LightningObjective
 from runner.lightning.log import captured
-from runner.lightning.metric_states import restore, states
 from tests.fakes import on_ranks
-from tests.lightning_modules import LR, Digits, LightningModule, nothing
+from tests.lightning_modules import LR, Digits, LightningModule, Told, nothing
 from tests.test_lightning import digits
-
-
-class Told(nn.Module):
-    """Logs what it is told to; the loss is the mean of the inputs."""
-
-    def __init__(self, tell=nothing, returned=lambda loss: loss):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.tell, self.returned, self.seen = tell, returned, []
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append(batch_idx)
-        self.tell(self, batch[0])
-        return self.returned(self.weight * batch[0].mean())
-
-    def validation_step(self, batch, batch_idx):
-        return self.training_step(batch, batch_idx)
-
-    def configure_optimizers(self):
-        return SGD(self.parameters(), LR)
 
 
 def column(*values):
@@ -124,83 +95,6 @@ def test_a_batch_that_does_not_count_leaves_no_log_and_no_metric():
     assert model.train_acc.update_count == 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_collection_of_metrics_with_shared_states_is_of_all_ranks_rows_every_time(ranks):
-    class Collected(Told):
-        def __init__(self):
-            super().__init__()
-            self.scores = MetricCollection(
-                {"f1": MulticlassF1Score(3, average="macro"), "recall": Recall("multiclass", num_classes=3)},
-                prefix="val_",
-            )
-
-        def validation_step(self, batch):
-            self.scores.update(*batch)
-            self.log_dict(self.scores)
-
-    draws = np.random.default_rng(0)
-    predicted, labels = torch.from_numpy(draws.integers(0, 3, (2, 2, 13)))
-
-    def rank(communicator):
-        model = Collected()
-        objective, found = LightningObjective(model), []
-        for epoch in range(2):
-            for row in range(communicator.rank, 13, ranks):
-                here = (epoch, slice(row, row + 1))
-                objective.measure(model, predicted[here], labels[here])
-            found.append(objective.metrics(torch.zeros(1), communicator))
-        return found
-
-    for found in on_ranks(ranks, rank):
-        for epoch in range(2):
-            f1 = f1_score(labels[epoch], predicted[epoch], average="macro")
-            assert found[epoch] == {
-                "f1": pytest.approx(f1, abs=1e-7),
-                "recall": pytest.approx((predicted[epoch] == labels[epoch]).double().mean().item(), abs=1e-7),
-            }
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_metric_that_keeps_rows_needs_none_on_every_rank(ranks):
-    class Ranked(Told):
-        def __init__(self):
-            super().__init__()
-            self.precision = BinaryAveragePrecision()
-
-        def validation_step(self, batch):
-            self.precision(*batch)
-            self.log("val_precision", self.precision)
-
-    draws = np.random.default_rng(0)
-    scores, labels = draws.random(7), draws.integers(0, 2, 7)
-    rows = torch.from_numpy(scores), torch.from_numpy(labels)
-
-    def rank(communicator):
-        model = Ranked()
-        objective = LightningObjective(model)
-        if communicator.rank == ranks - 1:
-            objective.measure(model, rows[0][:5], rows[1][:5])
-            objective.measure(model, rows[0][5:], rows[1][5:])
-        return objective.metrics(torch.zeros(1), communicator)
-
-    expected = pytest.approx(average_precision_score(labels, scores), abs=1e-7)
-    assert on_ranks(ranks, rank) == [{"precision": expected}] * ranks
-
-
-def test_restored_metrics_have_the_states_of_before():
-    model = Told()
-    model.total, model.precision = SumMetric(), BinaryAveragePrecision()
-    model.total.update(2.0)
-    model.precision.update(torch.tensor([0.1, 0.9]), torch.tensor([1, 0]))
-    before = states(model)
-    model.total.update(40.0)
-    model.precision.update(torch.tensor([0.8]), torch.tensor([1]))
-    assert (model.total.compute().item(), model.precision.compute().item()) == (42.0, pytest.approx(7 / 12))
-    restore(before)
-    assert (model.total.compute().item(), model.precision.compute().item()) == (2.0, 0.5)
-    assert (model.total.update_count, model.precision.update_count) == (1, 1)
-
-
 def test_a_validation_loss_is_what_is_returned_unless_one_is_logged():
     for tell, expected in ((nothing, 2.0), (lambda model, _: model.log("val/loss", 5.0), 5.0)):
         model = Told(tell, lambda loss: {"loss": loss})
@@ -273,13 +167,6 @@ def test_a_training_step_without_a_mean_loss_is_an_error(returned, line):
     assert str(raised.value).startswith(line)
 
 
-class Unjoinable(Told):
-    def __init__(self):
-        super().__init__(lambda model, values: model.log("x", model.items))
-        self.items = BinaryPrecisionRecallCurve()
-        self.items.add_state("pieces", [], dist_reduce_fx=None)
-
-
 @pytest.mark.parametrize(
     ("tell", "line"),
     [
@@ -313,11 +200,3 @@ def test_a_log_that_cannot_be_right_is_an_error(tell, line):
     with pytest.raises(TrainingError) as raised:
         logs_of(tell, [[[1.0, 2.0]]])
     assert str(raised.value) == line
-
-
-def test_a_metric_whose_lists_ranks_cannot_join_is_an_error():
-    model = Unjoinable()
-    objective = LightningObjective(model)
-    train(objective, model, 1.0, 2.0)
-    with pytest.raises(TrainingError, match="keeps a list pieces without dist_reduce_fx"):
-        objective.logged(SingleProcess())

@@ -83,6 +83,13 @@ def test_every_uncalled_method_is_refused(name):
         lightning.check(with_methods(**{name: nothing}))
 
 
+def test_a_method_set_on_the_instance_is_refused_too():
+    model = Digits()
+    model.val_dataloader = nothing
+    with pytest.raises(ConfigError, match="val_dataloader would not run"):
+        lightning.check(model)
+
+
 def test_every_hook_of_the_installed_lightning_is_known():
     hooks = {
         name for name in dir(LightningModule) if name.startswith(("on_", "configure_")) and name != "on_gpu"

@@ -136,7 +136,9 @@ def test_autocast_computes_in_half_precision_and_keeps_float32_weights(precision
     assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
     assert seen == {AUTOCAST[precision]}
     full = run({"model.target": MLP_NODE})[1]
-    assert history[-1]["val/loss"] == pytest.approx(full[-1]["val/loss"], rel=0.1)  # fp16 skips its first step
+    assert history[-1]["val/loss"] == pytest.approx(
+        full[-1]["val/loss"], rel=0.1
+    )  # fp16 skips its first step
     assert history[-1]["val/loss"] != full[-1]["val/loss"]
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from runner.communicator import SingleProcess
 from runner.errors import ConfigError, TrainingError
-from runner.objective import class_weights, metric_names, objective
+from runner.losses import class_weights
+from runner.objective import metric_names, objective
 from runner.plan import DataFacts
 from runner.schema import Loss, Task
 from tests.fakes import make_experiment

@@ -14,9 +14,9 @@ from runner.errors import ConfigError, TrainingError
 from runner.ingest.rows import Arrays
 from runner.learner import build_learner
 from runner.plan import DataFacts, ResourcePlan, make_plan
+from runner.prepare import check_monitor
 from runner.schema import Mode
 from runner.tracking import NullTracker
-from runner.prepare import check_monitor
 from tests.fakes import make_experiment, on_ranks
 
 ROWS, VAL_ROWS = 24, 6

@@ -14,9 +14,9 @@ from typing import Any
 from runner.errors import LaunchError, RunnerError, TrainingError
 from runner.executors import ray_cluster
 from runner.ingest import ray_data
+from runner.profile import FOLDER
 from runner.rank_log import log_path
 from runner.schema import Experiment, Ingest
-from runner.profile import FOLDER
 from runner.worker import Job, Memory
 
 Received = dict[str, Any]

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runner.schema import Task
+from runner.schema import UNCOUNTED, Task
 
 Array = npt.NDArray[Any]
 Pair = tuple[Array, Array]  # inputs [rows, …], targets [rows] or [rows, …]
-
-UNCOUNTED = -100  # a language model's target that its loss leaves out
 
 
 class RejectedError(ValueError):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from runner.communicator import Communicator
 from runner.errors import TrainingError
-from runner.metrics import NO_NEWS, numbers, synchronise
+from runner.metrics import NO_NEWS, numbers, synchronise, unjoinable
 
 Snapshot = list[tuple[Any, int, dict[str, Any]]]  # (metric, update count, state)
 
@@ -81,13 +81,11 @@ def _synchronised(metric: Any, communicator: Communicator, ranks: list[int]) -> 
 
 
 def _refuse_unjoinable(name: str, metric: Any) -> None:
-    """Torchmetrics gathers such a list item by item: ranks with unequally many would wait for each other."""
-    for state, value in metric.metric_state.items():
-        if isinstance(value, list) and metric._reductions[state] is None:
-            raise TrainingError(
-                f"self.log({name!r}): {type(metric).__name__} keeps a list {state} without dist_reduce_fx, which ranks "
-                "cannot join"
-            )
+    for state in unjoinable(metric):
+        raise TrainingError(
+            f"self.log({name!r}): {type(metric).__name__} keeps a list {state} without dist_reduce_fx, which ranks "
+            "cannot join"
+        )
 
 
 def _copy(state: Any) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,7 @@ SMALL = [
     "trainer.batch_size=8",
     "dataset.limit_rows=40",
     "scheduler.warmup_epochs=0",
+    "scheduler.warmup_steps=null",
     "tracking=none",
 ]
 FILES = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
@@ -55,7 +56,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Image.fromarray(pixels).save(folder / "images" / label / f"{number}.png")
     np.save(folder / "inputs.npy", draws.standard_normal((50, 4)).astype(np.float32))
     np.save(folder / "targets.npy", draws.integers(0, 2, 50))
+    (folder / "texts").mkdir()
+    (folder / "texts" / "one.txt").write_text("It was a bright cold day in April. " * 100)
     return folder
+
+
+def measured(reports: list[dict[str, Any]]) -> list[dict[str, float]]:
+    return [metrics for report in reports for metrics in report["history"]]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
@@ -64,16 +71,26 @@ def test_a_file_s_command_rehearses_and_trains(
 ) -> None:
     monkeypatch.chdir(files)
     overrides = [*(o for o in command(path) if o != "--multirun"), *SMALL]
-    if "scaling=gpu" in overrides and not os.path.exists("/dev/nvidia0"):
-        with pytest.raises(PreflightError, match="scaling.use_gpu=false"):
+    if "scaling=gpu" in overrides and not Path("/dev/nvidia0").exists():
+        with pytest.raises(PreflightError, match=r"scaling\.use_gpu=false"):
             prepared(overrides, tmp_path)
         return
     ready = prepared(overrides, tmp_path)
     rehearsed = dry_run(ready, Screen())
     reports = workers.train(ready, tmp_path)
-    history = [metrics for report in reports for metrics in report["history"]]
+    history = measured(reports)
     assert history[-1]["epoch"] == 3 / ready.plan.steps_per_epoch
     assert set(rehearsed) <= set(history[-1]) | {"lr", "epoch"}
     for name in ("train/loss", "val/loss", "lr"):
         assert math.isfinite(history[-1][name]), name
     assert len(reports[-1]["weights_sha256"]) == 64
+
+
+def test_a_compiled_model_trains_as_the_plain_one(workers: Workers, tmp_path: Path) -> None:
+    overrides = ["model=cnn", "model.dropout=0", *SMALL]
+    losses = []
+    for compiled in (False, True):
+        folder = tmp_path / str(compiled)
+        reports = workers.train(prepared([*overrides, f"trainer.compile={compiled}"], folder), folder)
+        losses.append(measured(reports)[-1]["val/loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -39,7 +39,7 @@ class Workers:
         self.size = size
         settings = RayExecutor.create_settings(timeout_s=60, nics={"lo"})
         self._executor = RayExecutor(
-            settings, num_workers=size, cpus_per_worker=0, use_current_placement_group=False
+            settings, num_workers=size, cpus_per_worker=1, use_current_placement_group=False
         )
         self._executor.start()
 
