@@ -42,7 +42,8 @@ class Lines:
             while len(lines) < FIRST_ROWS and size < FIRST_BYTES and (line := file.readline()):
                 lines.append(line)
                 size += len(line)
-        table = self._table(b"".join(lines), names, None, False)
+        blob = b"".join(lines)
+        table = self._table(blob, self._count(blob), names, None, False)
         return {name: self._widened(table.column(name)) for name in table.column_names}
 
     def pieces(self, name: str) -> list[Piece]:
@@ -66,7 +67,7 @@ class Lines:
             names = self._start(file)
             file.seek(piece[0])
             blob = file.read(piece[1])
-        return self._table(blob, names, types, strict)
+        return self._table(blob, piece[2], names, types, strict)
 
     def _start(self, file: Any) -> list[str] | None:
         """Move a file to its first row; the names of its header if it has one."""
@@ -77,7 +78,7 @@ class Lines:
         raise NotImplementedError
 
     def _fault(
-        self, line: bytes, names: list[str] | None, types: Types, strict: bool
+        self, line: bytes, names: list[str] | None, types: Types | None, strict: bool
     ) -> tuple[str | None, str]:
         """What is wrong with a line that does not parse: a column, if it is one, and words."""
         raise NotImplementedError
@@ -102,22 +103,25 @@ class Lines:
             return len(self._rows(blob))
         return blob.count(b"\n") + (not blob.endswith(b"\n")) if blob else 0
 
-    def _table(self, blob: bytes, names: list[str] | None, types: Types | None, strict: bool) -> Any:
+    def _table(self, blob: bytes, count: int, *how: Any) -> Any:
         """`_parse`; raises BadValueError for the first line that does not parse, or not into one row."""
-        table = self._tried(blob, self._count(blob), names, types, strict)
+        table = self._tried(blob, count, *how)
         if table is not None:
             return table
         rows = self._rows(blob)
+        if len(rows) != count:
+            raise ValueError("has changed since its rows were counted")
         good, bad = 0, len(rows)  # the first `good` rows parse, the first `bad` do not
         while bad - good > 1:
             middle = (good + bad) // 2
-            if self._tried(b"\n".join(rows[:middle]), middle, names, types, strict) is None:
+            if self._tried(b"\n".join(rows[:middle]), middle, *how) is None:
                 bad = middle
             else:
                 good = middle
-        raise BadValueError(good, *self._fault(rows[good], names, types or {}, strict))
+        raise BadValueError(good, *self._fault(rows[good], *how))
 
     def _tried(self, blob: bytes, rows: int, *how: Any) -> Any:
+        """The table of as many rows, or None."""
         from pyarrow import ArrowException
 
         try:
@@ -163,14 +167,14 @@ class Csv(Lines):
         )
 
     def _fault(
-        self, line: bytes, names: list[str] | None, types: Types, strict: bool
+        self, line: bytes, names: list[str] | None, types: Types | None, strict: bool
     ) -> tuple[str | None, str]:
         names = names or []
         values = next(csv.reader([line.decode("utf-8", "surrogateescape")]))
         if len(values) != len(names):
             return None, f"number of values is {len(values)}, of names in the header {len(names)}"
         for name, value in zip(names, values, strict=True):
-            if name in types:
+            if types and name in types:
                 quoted = '"' + value.replace('"', '""') + '"'
                 one = quoted.encode(errors="surrogateescape")
                 if self._tried(one, 1, [name], {name: types[name]}, False) is None:
@@ -206,12 +210,13 @@ class JsonLines(Lines):
         )
 
     def _fault(
-        self, line: bytes, names: list[str] | None, types: Types, strict: bool
+        self, line: bytes, names: list[str] | None, types: Types | None, strict: bool
     ) -> tuple[str | None, str]:
         try:
             found = json.loads(line)
         except ValueError as error:
             return None, f"is no JSON: {reason(error)}"
+        types = types or {}
         if not isinstance(found, dict):
             return None, f"{_short(found)} is no JSON object"
         for name, value in found.items():

@@ -59,8 +59,8 @@ def hold_out(rows: int, val_fraction: float, seed: int, block: int = 1) -> dict[
     its rows, and of the last block only the first ones. So both sides read long runs of rows, and share none.
     """
     held_out = _held_out(rows, val_fraction)
-    if rows < 2:
-        raise ValueError(f"{rows} row cannot be split into training and validation rows")
+    if held_out >= rows:
+        raise ValueError(f"val_fraction={val_fraction} of {rows} rows leaves none to train on")
     starts = np.arange(0, rows, block)
     lengths = np.minimum(block, rows - starts)
     order = np.random.default_rng(seed).permutation(len(starts))

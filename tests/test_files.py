@@ -249,3 +249,17 @@ def test_a_table_whose_inputs_are_all_missing_is_refused(tmp_path):
     pq.write_table(pa.table({"t": pa.array([None, None], pa.string()), "y": [0, 1]}), tmp_path / "a.parquet")
     message = f"{tmp_path}/a.parquet: no column has a value in the training rows; columns: t: text, y: number"
     assert refusal(tmp_path / "a.parquet") == message
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "a,b,y\n1,x,0\n1,x\n", "row 2: number of values is 2, of names in the header 3"),
+        ("a.csv", 'a,b,y\n1,x,0\n1,x,"0\n', "row 2: cannot be parsed: is a line break inside a quoted value, or text that is not UTF-8?"),
+        ("a.jsonl", '{"a": 1}\n{"a": "x"}\n', "row 2: cannot be parsed: is a name there twice, or do the first rows mix types?"),
+        ("a.jsonl", '{"a": 1}\n{"a": 1, "a": 2}\n', "row 2: cannot be parsed: is a name there twice, or do the first rows mix types?"),
+    ],
+)  # fmt: skip
+def test_a_fault_among_the_rows_that_say_the_types_is_named_by_its_row(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    assert refusal(tmp_path / name) == f"{tmp_path}/{name}: {message}"

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datasets import lines, parquet, table
+from datasets.split import hold_out
 
 FORMATS = ("csv", "jsonl", "parquet")
 TOWNS = ["Köln", "Paris", "Ōsaka"]
@@ -212,6 +213,23 @@ def test_numbers_may_turn_from_whole_to_broken_after_the_first_rows(tmp_path, mo
     found = table.read(str(tmp_path / "a.csv"), "y", target_kind="regression")
     assert sorted([*found["train"][1], *found["val"][1]]) == [1, 2, 3, 4]
     assert found["out_features"] == 1
+
+
+@given(st.integers(2, 60), st.integers(1, 7), st.floats(0.01, 0.99), st.integers(0, 60), st.integers(0, 60))
+def test_rows_held_out_in_blocks_are_counted_and_found_as_a_mask_would(rows, block, fraction, low, high):
+    if max(1, round(rows * fraction)) == rows:
+        with pytest.raises(
+            ValueError, match=f"^val_fraction={fraction} of {rows} rows leaves none to train on$"
+        ):
+            hold_out(rows, fraction, 3, block)
+        return
+    held_out = hold_out(rows, fraction, 3, block)
+    numbers = {name: side.numbers(0, rows) for name, side in held_out.items()}
+    assert len(held_out["val"]) == len(numbers["val"]) == max(1, round(rows * fraction))
+    np.testing.assert_array_equal(np.sort(np.concatenate(list(numbers.values()))), np.arange(rows))
+    for name, side in held_out.items():
+        inside = numbers[name][(numbers[name] >= low) & (numbers[name] < high)]
+        np.testing.assert_array_equal(side.between(low, max(low, high)), inside)
 
 
 def test_several_numeric_targets_are_columns(tmp_path):

@@ -38,22 +38,30 @@ def load(dataset: schema.Dataset) -> Data:
     """
     found = _build(dataset)
     try:
-        train, first = _open(found["train"], "train", dataset)
-        of_val = ("train", train, first)
-        if dataset.val_split is schema.Split.val:
-            of_val = ("val", *_open(found["val"], "val", dataset))
-            _compare(first, of_val[2])
-        out_features, class_names = _outputs(found, dataset, (first, of_val[2]))
-        like = known(first, out_features)
-        splits = {"train": _settle("train", train, first, like, dataset)}
-        splits["val"] = splits["train"] if of_val[1] is train else _settle(*of_val, like, dataset)
+        train = _open(found["train"], "train", dataset)
+        val = train if dataset.val_split is schema.Split.train else _open(found["val"], "val", dataset)
+        _compare(train.first, val.first)
+        out_features, class_names = _outputs(found, dataset, (train.first, val.first))
+        like = known(train.first, out_features)
+        rows = _settle(train, like, dataset.task)
+        splits = {"train": rows, "val": rows if val is train else _settle(val, like, dataset.task)}
     except (RejectedError, TrainingError) as error:
         raise ConfigError(f"dataset: {str(error).removeprefix('dataset: ')}") from error
     _check_travel(splits, dataset)
-    labels = first[1] if dataset.task is Task.classification and len(first[1]) == len(train) else None
-    counts = None if labels is None else tuple(np.bincount(labels, minlength=out_features).tolist())
-    facts = DataFacts(len(train), len(splits["val"]), first[0].shape[1:], out_features, counts, class_names)
+    inputs, targets = train.first
+    has_counts = dataset.task is Task.classification and len(targets) == len(rows)
+    counts = tuple(np.bincount(targets, minlength=out_features).tolist()) if has_counts else None
+    facts = DataFacts(len(rows), len(splits["val"]), inputs.shape[1:], out_features, counts, class_names)
     return Data(splits, facts, found.get("preprocessing"))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A split, and those of its rows that are checked already: of arrays all."""
+
+    split: str
+    rows: Rows
+    first: Pair
 
 
 def _build(dataset: schema.Dataset) -> Mapping[str, Any]:
@@ -71,13 +79,12 @@ def _build(dataset: schema.Dataset) -> Mapping[str, Any]:
     return found
 
 
-def _open(found: Any, split: str, dataset: schema.Dataset) -> tuple[Rows, Pair]:
-    """A split's rows, and those that are checked already: of arrays all."""
+def _open(found: Any, split: str, dataset: schema.Dataset) -> Opened:
     check = Check(dataset.task, split)
     is_lazy = hasattr(found, "__len__") and not isinstance(found, tuple | list | str | Mapping | np.ndarray)
     if not (is_lazy and (hasattr(found, "read") or hasattr(found, "__getitem__"))):
         rows = check(*_columns(found, split, dataset.limit_rows))
-        return Arrays(*rows), rows
+        return Opened(split, Arrays(*rows), rows)
     length = min(len(found), dataset.limit_rows or len(found))
     if length == 0:
         raise RejectedError(f"split {split} has no rows")
@@ -85,8 +92,8 @@ def _open(found: Any, split: str, dataset: schema.Dataset) -> tuple[Rows, Pair]:
     first = lazy.read(0, min(length, FIRST_ROWS, max(1, FIRST_BYTES // row_bytes(lazy))))
     if dataset.ingest is Ingest.tensors:
         arrays = _gather(replace(lazy, check=replace(check, like=known(first))), first)
-        return arrays, (arrays.inputs, arrays.targets)
-    return lazy, first
+        return Opened(split, arrays, (arrays.inputs, arrays.targets))
+    return Opened(split, lazy, first)
 
 
 def _columns(found: Any, split: str, limit: int | None) -> tuple[Any, Any, range]:
@@ -142,10 +149,11 @@ def _outputs(
     return int(given), names
 
 
-def _settle(split: str, rows: Rows, first: Pair, like: Known, dataset: schema.Dataset) -> Rows:
+def _settle(opened: Opened, like: Known, task: Task) -> Rows:
     """Rows that are like the first ones of the training split: arrays now, others when they are read."""
-    check = Check(dataset.task, split, like)
-    alike = check.alike(*first, range(len(first[0])))
+    check = Check(task, opened.split, like)
+    alike = check.alike(*opened.first, range(len(opened.first[0])))
+    rows = opened.rows
     return replace(rows, check=check) if isinstance(rows, Items | Source) else Arrays(*alike)
 
 

@@ -34,6 +34,7 @@ from runner.ingest.tensors import as_tensors
 from runner.plan import Plan
 
 BUFFERED_BATCHES = 32  # rows to shuffle among, in batches of a rank
+BUFFERED_BYTES = 256 * 2**20  # of large rows fewer
 BLOCK_ROWS = 4096
 KEPT_ROWS = 2  # of a split that is streamed, for a rank without rows and as a model's example
 STREAM_BYTES = 4 * PIECE_BYTES  # that one stream may hold in the object store
@@ -115,7 +116,7 @@ class RayDataIngest:
         batches = self._batches(
             "train",
             batch_size=mine,
-            local_shuffle_buffer_size=max(mine, self._shuffle_rows or BUFFERED_BATCHES * mine),
+            local_shuffle_buffer_size=max(mine, self._shuffle_rows or self._buffered(mine)),
             local_shuffle_seed=self._seed + epoch,
         )
         filler = as_tensors(self._splits["train"].read(0, 1))
@@ -126,9 +127,8 @@ class RayDataIngest:
             batch = self._next(batches, wanted, f"step {step}") if wanted else filler
             yield micro_batches(batch, wanted, rows, plan, self._place)
         if plan.dropped_rows < plan.global_batch_size:
-            for (
-                _
-            ) in batches:  # the few rows of drop_last: of a stream that is not read to its end a thread stays
+            # The few rows of drop_last: of a stream that is not read to its end Ray leaves a thread.
+            for _ in batches:
                 pass
 
     def evaluation(self) -> Iterator[Columns]:
@@ -145,6 +145,10 @@ class RayDataIngest:
 
     def close(self) -> None:
         pass
+
+    def _buffered(self, mine: int) -> int:
+        """Rows to shuffle among where the config does not say."""
+        return min(BUFFERED_BATCHES * mine, BUFFERED_BYTES // row_bytes(self._splits["train"]))
 
     def _batches(self, split: str, **options: Any) -> Iterator[Columns]:
         try:
