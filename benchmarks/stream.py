@@ -87,9 +87,11 @@ def kind(process: psutil.Process, driver: int) -> str:
     name = process.name()
     if process.pid == driver:
         return "the driver"
-    if name.startswith("ray::RayTrainW"):
+    if "RayTrainWorker" in name:
         return "a rank"
-    return "a reading task, or idle" if name in ("ray::ReadPieces", "ray::IDLE") else name
+    if "ReadPieces" in name or "IDLE" in name:
+        return "a reading task, or idle"
+    return "another process of Ray" if name.startswith("ray::") else name
 
 
 def pss(pid: int) -> float | None:

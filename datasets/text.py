@@ -28,8 +28,9 @@ def text(
     """{"train": (inputs, targets), "val": …}, int64 [rows, context_length] each; a target is the token that follows.
 
     `path` is as in `read`. The last `val_fraction` of the text is held out in one piece: no training row reaches into
-    it. Training rows start every `stride` tokens (null: half of context_length). Held-out rows do not overlap, so
-    that each held-out token but the first is predicted exactly once. A last row that is not full has targets −100.
+    it. Training rows start every `stride` tokens (null: half of context_length); a small one shows a short text's tokens
+    at many places. Held-out rows do not overlap, so that each held-out token but the first is predicted exactly once.
+    A last row that is not full has targets −100.
 
     `level="byte"`: the tokens are the 256 bytes. `level="char"`: the sorted characters of the training part, then one
     token for all others; they are also returned, as {"preprocessing": {"vocabulary": [character of each token]}}.
