@@ -9,7 +9,7 @@ import torch
 
 from runner import worker
 from runner.communicator import SingleProcess
-from runner.errors import ConfigError
+from runner.errors import ConfigError, own_line
 from runner.ingest.batches import Columns, MicroBatch
 from runner.ingest.tensors import as_tensors
 from runner.learner import build_learner
@@ -43,7 +43,7 @@ def dry_run(prepared: Prepared, screen: Screen) -> Metrics:
         raise ConfigError(
             f"model={experiment.model.target['_target_']}: a batch with inputs {tuple(inputs.shape)} and targets "
             f"{tuple(targets.shape)} failed with {type(error).__name__}: {' '.join(str(error).split())} "
-            f"({worker.own_line(error)})"
+            f"({own_line(error)})"
         ) from error
     parameters = sum(parameter.numel() for parameter in learner.model.parameters())
     screen.line(

@@ -7,8 +7,12 @@ only state is the message.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+RUNNER = Path(__file__).resolve().parent
 
 
 class RunnerError(Exception):
@@ -47,3 +51,15 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate a user most likely meant, or None when nothing is close."""
     matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def own_line(error: BaseException) -> str:
+    """file:line of the innermost frame that is neither runner's nor an installed package's: the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and not Path(frame.filename).is_relative_to(RUNNER)
+    ]
+    frame = (own or list(frames))[-1]
+    return f"{frame.filename}:{frame.lineno}"

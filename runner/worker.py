@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from runner import checkpoint, schema
 from runner.communicator import Communicator, device
-from runner.errors import RunnerError, TrainingError
+from runner.errors import RunnerError, TrainingError, own_line
 from runner.examine import examine
 from runner.ingest.batches import Ingest, Place
 from runner.ingest.dataloader import LoaderIngest
@@ -235,19 +235,6 @@ def agree(model: nn.Module, evaluated: nn.Module, communicator: Communicator) ->
     return checkpoint.weights_sha256(evaluated.state_dict())
 
 
-def own_line(error: BaseException) -> str:
-    """file:line of the innermost frame that is neither runner's nor an installed package's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent)
-    own = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename and not frame.filename.startswith(here)
-    ]
-    frame = (own or list(frames))[-1]
-    return f"{frame.filename}:{frame.lineno}"
-
-
 def record_error(run_dir: Path, rank: int, error: Exception) -> None:
     """Each rank writes its own failure: the driver reports the earliest, which is the cause of the others."""
     path = run_dir / "errors" / f"rank-{rank}.json"
@@ -260,7 +247,7 @@ def record_error(run_dir: Path, rank: int, error: Exception) -> None:
                 "host": socket.gethostname(),
                 "type": type(error).__name__,
                 "message": str(error),
-                "line": own_line(error),
+                "line": None if isinstance(error, RunnerError) else own_line(error),  # ours say what is wrong
                 "traceback": "".join(traceback.format_exception(error)),
             }
         )

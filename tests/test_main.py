@@ -64,7 +64,10 @@ def test_a_verb_like_none_is_refused(here):
 
 @pytest.mark.parametrize("arguments", [["model=mpl"], ["train", "model=mpl"]])
 def test_a_misspelt_option_is_refused_in_one_line(here, arguments):
-    assert refusal(*arguments) == "model=mpl: no such option; conf/model has cnn, linear, mlp, resnet, tabular, transformer; type model=mlp"
+    assert (
+        refusal(*arguments)
+        == "model=mpl: no such option; conf/model has cnn, linear, mlp, resnet, tabular, transformer; type model=mlp"
+    )
 
 
 @pytest.mark.parametrize("override", ["trainer=5", "scaling=[1]", "model=null", "=3"])
@@ -82,7 +85,9 @@ def test_a_refusal_on_the_command_line_is_one_line_on_stderr_and_exit_code_2(tmp
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.endswith("model=mpl: no such option; conf/model has cnn, linear, mlp, resnet, tabular, transformer; type model=mlp")
+    assert line.endswith(
+        "model=mpl: no such option; conf/model has cnn, linear, mlp, resnet, tabular, transformer; type model=mlp"
+    )
 
 
 def test_cfg_job_prints_the_config_and_trains_nothing(tmp_path):

@@ -111,6 +111,8 @@ def failure(job: Job, error: BaseException) -> RunnerError:
     first = min(records, key=lambda record: record["time"])
     log = log_path(job.run_dir, first["rank"])
     message = " ".join(first["message"].split())
+    if first["line"] is None:
+        return TrainingError(f"rank {first['rank']}: {message} (full trace in {_short(log)})")
     return TrainingError(
         f"rank {first['rank']}: {first['type']}: {message} ({first['line']}; full trace in {_short(log)})"
     )

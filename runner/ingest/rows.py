@@ -12,19 +12,15 @@ ranks and of loader processes. (With `__getitems__` and `read` it depends on the
 from __future__ import annotations
 
 import random
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from runner.errors import TrainingError
+from runner.errors import TrainingError, own_line
 from runner.ingest.checks import Array, Check, Pair, RejectedError
-
-RUNNER = Path(__file__).resolve().parents[1]
 
 
 class Rows(Protocol):
@@ -157,18 +153,6 @@ def row_bytes(rows: Rows) -> int:
     return max(1, sum(column.nbytes for column in rows.read(0, 1)))
 
 
-def user_line(error: BaseException) -> str:
-    """file:line of the innermost frame that is neither runner's nor an installed package's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename and not Path(frame.filename).is_relative_to(RUNNER)
-    ]
-    frame = (own or list(frames))[-1]
-    return f"{frame.filename}:{frame.lineno}"
-
-
 def _call(
     where: str, call: Callable[..., Any], *arguments: Any, told: type[Exception] | tuple[()] = ()
 ) -> Any:
@@ -179,7 +163,7 @@ def _call(
     except told as error:
         raise TrainingError(f"dataset: {where}: {' '.join(str(error).split())}") from error
     except Exception as error:
-        message = f"{type(error).__name__}: {' '.join(str(error).split())} ({user_line(error)})"
+        message = f"{type(error).__name__}: {' '.join(str(error).split())} ({own_line(error)})"
         raise TrainingError(f"dataset: {where}: {message}") from error
 
 

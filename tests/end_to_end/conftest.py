@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from runner import __main__ as door
+from runner.executors import ray_cluster
+from tests.end_to_end.warm import Workers
 
 Train = Callable[..., dict[str, Any]]
 
@@ -56,6 +58,15 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _warm_ray: None) -> T
         return {**json.loads((folder / "result.json").read_text()), "folder": folder}
 
     return run
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """Two live Horovod workers, for trainings without their launch; they hold the CPUs while the module runs."""
+    ray_cluster.start(None, 2, (), False)
+    group = Workers(2)
+    yield group
+    group.close()
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,10 +12,9 @@ from PIL import Image
 
 from runner.dry_run import dry_run
 from runner.errors import PreflightError
-from runner.executors import ray_cluster
 from runner.report.console import Screen
 from tests.composed import CONF
-from tests.end_to_end.warm import Workers, prepared
+from tests.end_to_end.warm import Workers, measured, prepared
 from tests.test_conf import command
 
 SMALL = [
@@ -30,14 +27,6 @@ SMALL = [
     "tracking=none",
 ]
 FILES = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    ray_cluster.start(None, 2, (), False)
-    group = Workers(2)
-    yield group
-    group.close()
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +48,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "texts").mkdir()
     (folder / "texts" / "one.txt").write_text("It was a bright cold day in April. " * 100)
     return folder
-
-
-def measured(reports: list[dict[str, Any]]) -> list[dict[str, float]]:
-    return [metrics for report in reports for metrics in report["history"]]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")

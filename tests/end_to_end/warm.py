@@ -11,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from runner import config
 from runner.communicator import Communicator, HorovodCommunicator
 from runner.prepare import Prepared, Request, prepare
+from runner.verbs.train import attachments
 from runner.worker import Job, Memory, train_loop_per_worker
 from tests.composed import CONF
 
@@ -56,13 +57,18 @@ class Workers:
             tracking_uri=None,
             working_dir=Path.cwd(),
             import_roots=(),
-            attachments={},
+            attachments=attachments(prepared.data.preprocessing),
         )
         memory = ray.put(Memory(prepared.data.splits, prepared.initial))
         return self._executor.run(_train, args=[job, [memory]])[0]
 
     def close(self) -> None:
         self._executor.shutdown()
+
+
+def measured(reports: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """The metrics of all epochs and validations."""
+    return [metrics for report in reports for metrics in report["history"]]
 
 
 def _train(job: Job, memory: list[Any]) -> list[dict[str, Any]]:
@@ -78,10 +84,11 @@ def _train(job: Job, memory: list[Any]) -> list[dict[str, Any]]:
     return reports
 
 
-def prepared(overrides: list[str], run_dir: Path) -> Prepared:
+def prepared(overrides: list[str], run_dir: Path, config_dir: Path | None = None) -> Prepared:
     """What `python -m runner <overrides>` would launch."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("config", overrides=overrides)
+        search = [f"hydra.searchpath=[file://{config_dir}]"] if config_dir else []
+        composed = compose("config", overrides=[*overrides, *search])
     request = Request(config.load(composed), "", {}, tuple(overrides), run_dir, run_dir, ())
     return prepare(request)
