@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from runner import build, lightning, parameters
 from runner.communicator import Communicator
-from runner.errors import ConfigError
+from runner.errors import ConfigError, own_line, refuse
 from runner.objective import Objective, objective
 from runner.parameters import Weights
 from runner.plan import DataFacts, Plan
@@ -139,7 +139,7 @@ def build_model(
     experiment: Experiment, plan: Plan, data: DataFacts, on: torch.device, initial: Weights | None
 ) -> nn.Module:
     """The model on its device, with its first weights and frozen parameters. Raises ConfigError."""
-    model: nn.Module = build.build(experiment.model.target, facts=plan.for_model(data))
+    model = construct(experiment, plan, data)
     batch_norm = next(
         (name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)), None
     )
@@ -149,9 +149,24 @@ def build_model(
             "use a norm without batch statistics (GroupNorm, LayerNorm)"
         )
     model = model.to(on, torch.float64 if experiment.trainer.precision is Precision.float64 else None)
+    narrow = next((name for name, weight in model.named_parameters() if weight.dtype is torch.bfloat16), None)
+    if narrow is not None and on.type == "cpu":
+        raise ConfigError(
+            f"model={experiment.model.target['_target_']}: {narrow} is bfloat16, which Gloo cannot average on CPUs; "
+            "type trainer.precision=bf16, which computes in bfloat16 and keeps float32 weights"
+        )
     if initial is not None:
-        print(parameters.initialise(model, experiment.model, initial))
+        parameters.initialise(model, experiment.model, initial)
     parameters.freeze(model, experiment.model.freeze)
+    return model
+
+
+def construct(experiment: Experiment, plan: Plan, data: DataFacts) -> nn.Module:
+    """The model of the config, as its constructor makes it. Raises ConfigError."""
+    model = _made("model", experiment.model.target, facts=plan.for_model(data))
+    if not isinstance(model, nn.Module):
+        what = f"gives a {type(model).__name__}, a torch.nn.Module is needed"
+        raise refuse("model._target_", experiment.model.target["_target_"], what)
     return model
 
 
@@ -163,4 +178,15 @@ def _scheduler(experiment: Experiment, plan: Plan, optimizer: Optimizer) -> tupl
         "max_lr": peaks,
         "mode": "max" if plan.goal.maximise else "min",
     }
-    return build.build(settings.target, optimizer, facts=facts), settings.interval
+    return _made("scheduler", settings.target, optimizer, facts=facts), settings.interval
+
+
+def _made(group: str, node: dict[str, Any], *positional: Any, facts: dict[str, Any]) -> Any:
+    """What a `_target_` gives; what its constructor raises is one line with the place that raised it."""
+    try:
+        return build.build(node, *positional, facts=facts)
+    except ConfigError:
+        raise
+    except Exception as error:
+        message = f"{type(error).__name__}: {' '.join(str(error).split())} ({own_line(error)})"
+        raise ConfigError(f"{group}={node['_target_']}: {message}") from error

@@ -36,10 +36,9 @@ class TrainState:
 class Stretch:
     """This rank's sums over the steps since the last report."""
 
-    loss: Tensor = field(
-        default_factory=lambda: torch.zeros(3, dtype=torch.float64)
-    )  # Σ losses, Σ weights, rows
-    norms: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))  # Σ gradient norms
+    # [Σ losses, Σ weights, rows] and [Σ gradient norms]
+    loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
+    norms: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
     steps: int = 0
     started: float = field(default_factory=time.perf_counter)
 

@@ -41,6 +41,7 @@ class Prepared:
     initial: Weights | None  # what the model starts from, where the config says
     machine: Machine
     address: str | None  # of a Ray cluster, which has been joined
+    notes: tuple[str, ...] = ()  # for the banner
 
 
 def prepare(request: Request) -> Prepared:
@@ -58,7 +59,10 @@ def prepare(request: Request) -> Prepared:
     if not experiment.dry_run:
         check_store(experiment.tracking, request.outputs)
     # With torch, numpy and the dataset's own imports the slow part.
-    from runner import lightning, parameters
+    import torch
+
+    from runner import learner, lightning, parameters
+    from runner.communicator import SingleProcess
     from runner.ingest import arrays
 
     is_module = lightning.is_module(build.locate(experiment.model.target["_target_"]))
@@ -67,18 +71,22 @@ def prepare(request: Request) -> Prepared:
     data = arrays.load(experiment.dataset)
     plan = make_plan(experiment, data.facts, resources)
     if is_module:
-        module = build.build(experiment.model.target, facts=plan.for_model(data.facts))
+        module = learner.construct(experiment, plan, data.facts)
         lightning.check(module, experiment.checkpoint.monitor)
         optimizer = replace(experiment.optimizer, lr=lightning.base_lr(module))
         experiment = replace(experiment, optimizer=optimizer)
         plan = make_plan(experiment, data.facts, resources)
-    initial = None
+    initial, notes = None, []
     if experiment.model.init_from is not None:
         uri = store_uri(experiment.tracking, request.outputs)
         initial = parameters.read_weights(
             parameters.resolve(experiment.model.init_from, uri, request.run_dir / "init_from")
         )
-    return Prepared(experiment, plan, data, initial, machine, address)
+        model = learner.construct(experiment, plan, data.facts)
+        notes.append(parameters.initialise(model, experiment.model, initial))
+    # What every worker will build is built here once, to refuse now what it would refuse then.
+    learner.build_learner(experiment, plan, data.facts, SingleProcess(), torch.device("cpu"), initial)
+    return Prepared(experiment, plan, data, initial, machine, address, tuple(notes))
 
 
 def check_monitor(experiment: Experiment) -> None:

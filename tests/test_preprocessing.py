@@ -109,6 +109,7 @@ def test_moments_scale_like_sklearn_s_scaler():
 
 def test_what_is_missing_in_all_training_rows_is_nought_and_named(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(table.log, "disabled", False)  # MLflow's migrations disable the loggers that exist
+    caplog.set_level("WARNING", table.log.name)
     pd.DataFrame({"a": [1.0, 2], "gone": [None, None], "y": [0, 1]}).to_csv(tmp_path / "a.csv", index=False)
     pd.DataFrame({"a": [3.0], "gone": [5.0], "y": [0]}).to_csv(tmp_path / "b.csv", index=False)
     found = table.read(str(tmp_path / "a.csv"), "y", val_path=str(tmp_path / "b.csv"))

@@ -122,17 +122,17 @@ def test_more_metrics_than_a_batch_takes_arrive_exactly_once(record, monkeypatch
 
 
 def test_of_artifacts_that_wait_under_one_name_the_newest_is_uploaded(record, tmp_path):
-    for name in ("epoch-0001", "epoch-0002"):
+    for name in ("step-00000001", "step-00000002"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state").write_text(name)
     tracker = MlflowTracker(record.uri, record.run_id, flush_seconds=10)
-    tracker.log_artifact(tmp_path / "epoch-0001", "checkpoints/last")
-    tracker.log_artifact(tmp_path / "epoch-0001", "checkpoints/best")
-    tracker.log_artifact(tmp_path / "epoch-0002", "checkpoints/last")
+    tracker.log_artifact(tmp_path / "step-00000001", "checkpoints/last")
+    tracker.log_artifact(tmp_path / "step-00000001", "checkpoints/best")
+    tracker.log_artifact(tmp_path / "step-00000002", "checkpoints/last")
     tracker.close()
     assert artifacts(record, "checkpoints") == ["checkpoints/best", "checkpoints/last"]
-    assert content(record, "checkpoints/last/state") == "epoch-0002"
-    assert content(record, "checkpoints/best/state") == "epoch-0001"
+    assert content(record, "checkpoints/last/state") == "step-00000002"
+    assert content(record, "checkpoints/best/state") == "step-00000001"
 
 
 def test_a_second_upload_leaves_no_file_of_the_first(record, tmp_path, monkeypatch):

@@ -209,3 +209,30 @@ def test_metrics_measured_before_a_failure_are_stored(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="the sky fell"):
         worker.train(job_of(tmp_path), memory(), {}, SingleProcess(), print)
     assert (stored, closed) == ([3, 6], [True])
+
+
+def test_what_a_worker_would_refuse_to_build_is_refused_on_the_driver(tmp_path):
+    def refusal(**settings):
+        job = job_of(tmp_path, {key.replace("__", "."): value for key, value in settings.items()})
+        with pytest.raises(ConfigError) as refused:
+            build_learner(job.experiment, job.plan, job.data, SingleProcess(), torch.device("cpu"))
+        return str(refused.value)
+
+    mlp = {"_target_": "models.mlp.MLP", "in_features": None, "out_features": None, "hidden": 128}
+    assert refusal(model__target=mlp).startswith(
+        "model=models.mlp.MLP: TypeError: 'int' object is not iterable ("
+    )
+    sizes = {"in_features": 3, "out_features": 1}
+    assert refusal(model__target={"_target_": "torch.nn.Linear", **sizes, "dtype": torch.bfloat16}) == (
+        "model=torch.nn.Linear: weight is bfloat16, which Gloo cannot average on CPUs; type trainer.precision=bf16, "
+        "which computes in bfloat16 and keeps float32 weights"
+    )
+    synchronised = {"_target_": "torch.nn.SyncBatchNorm", "num_features": 3}
+    assert "needs torch.distributed" in refusal(model__target=synchronised)
+    assert refusal(model__target={"_target_": "builtins.dict"}) == (
+        "model._target_=builtins.dict: gives a dict, a torch.nn.Module is needed"
+    )
+    milestones = {"_target_": "torch.optim.lr_scheduler.MultiStepLR", "milestones": 3}
+    assert refusal(scheduler__target=milestones).startswith(
+        "scheduler=torch.optim.lr_scheduler.MultiStepLR: TypeError"
+    )

@@ -30,12 +30,19 @@ class Screen:
         self._progress: Progress | None = None
         self._task: Any = None
 
-    def banner(self, title: str, plan: Plan, run_id: str | None, uri: str | None, run_dir: Path) -> None:
-        lines = [*plan.lines(), f"output {relative(run_dir)}"]
+    def banner(
+        self,
+        run_dir: Path,
+        plan: Plan,
+        notes: Sequence[str] = (),
+        run_id: str | None = None,
+        uri: str | None = None,
+    ) -> None:
+        lines = [*plan.lines(), *notes, f"output {relative(run_dir)}"]
         if run_id:
             lines.append(f"mlflow run {run_id}")
             lines.append(f"open with {open_command(uri)}")
-        self._panel(title, lines)
+        self._panel(run_dir.name, lines)
 
     def start(self, steps: int) -> None:
         if self._console.is_terminal:

@@ -66,7 +66,7 @@ def rehearse(request: Request, prepared: Prepared, screen: Screen, clock: Clock)
     """dry_run=true."""
     from runner.dry_run import dry_run
 
-    screen.banner(request.run_dir.name, prepared.plan, None, None, request.run_dir)
+    screen.banner(request.run_dir, prepared.plan, prepared.notes)
     with clock.phase("dry_run"):
         metrics = dry_run(prepared, screen)
     return {"run_id": None, "status": "DRY_RUN", "metrics": metrics, "seconds": clock.seconds}
@@ -112,7 +112,7 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
                 drawing.submit(draw, run_dir, history, values.pop("examined"), screen)
         result.update(values)
 
-    screen.banner(run_dir.name, plan, record.run_id, record.uri, run_dir)
+    screen.banner(run_dir, plan, prepared.notes, record.run_id, record.uri)
     screen.start(plan.total_steps)
     follower = Follower(log_path(run_dir, 0), screen.line)
     try:

@@ -51,7 +51,8 @@ def test_a_dry_run_takes_a_batch_without_ray_or_horovod(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "lr 0.1 (base, batch 32) × 4 (linear: 128/32) = 0.4" in done.stdout
     assert re.search(
-        r"^dry run: 32 rows \(64,\) → \(10,\), loss 2\.\d+, 9,610 parameters; nothing was launched$",
+        r"^dry run: a step on 32 rows \(1, 8, 8\), 9,610 parameters: train/loss 2\.\d+  val/loss 2\.\d+  "
+        r"val/accuracy 0\.\d+  throughput/samples_per_second [\d,.]+; nothing was launched$",
         done.stdout.splitlines()[-1],
     )
     assert not (tmp_path / "outputs" / "mlflow.db").exists()

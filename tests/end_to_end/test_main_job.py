@@ -79,12 +79,14 @@ def test_nothing_of_ray_is_on_screen(finished: Finished) -> None:
     assert noise == []
 
 
-def test_every_metric_is_in_mlflow_once_an_epoch(client: MlflowClient, result: dict[str, Any]) -> None:
+def test_every_metric_is_in_mlflow_once_an_epoch_by_its_step(
+    client: MlflowClient, result: dict[str, Any]
+) -> None:
     run = client.get_run(result["run_id"])
     assert run.info.status == "FINISHED"
     for key in ("train/loss", "val/loss", "val/accuracy", "lr", "throughput/samples_per_second"):
         history = client.get_metric_history(result["run_id"], key)
-        assert [point.step for point in history] == list(range(1, 21)), key
+        assert [point.step for point in history] == list(range(12, 241, 12)), key
     last = client.get_metric_history(result["run_id"], "val/accuracy")[-1]
     assert last.value == pytest.approx(result["metrics"]["val/accuracy"])
 
@@ -97,7 +99,15 @@ def test_the_run_says_what_it_came_from(client: MlflowClient, result: dict[str, 
     assert parameters["plan/global_batch_size"] == "128"
     assert parameters["plan/lr_multiplier"] == "4.0"
     names = {item.path for item in client.list_artifacts(result["run_id"])}
-    assert {"config.yaml", "overrides.txt", "plan.txt", "environment.json", "result.json", "logs"} <= names
+    assert {
+        "config.yaml",
+        "overrides.txt",
+        "plan.txt",
+        "environment.json",
+        "result.json",
+        "logs",
+        "plots",
+    } <= names
     overrides = Path(client.download_artifacts(result["run_id"], "overrides.txt")).read_text()
     assert overrides.split() == ["model=mlp", "scaling.num_workers=4"]
     environment = json.loads(
@@ -111,8 +121,8 @@ def test_the_run_says_what_it_came_from(client: MlflowClient, result: dict[str, 
 def test_checkpoints_are_committed_and_uploaded(client: MlflowClient, result: dict[str, Any]) -> None:
     root = result["folder"] / "checkpoints"
     kept = [path.name for path in checkpoint.committed(root)]
-    assert kept[-2:] == ["epoch-0019", "epoch-0020"]
-    manifest, state = checkpoint.load(root / "epoch-0020")
+    assert kept[-2:] == ["step-00000228", "step-00000240"]
+    manifest, state = checkpoint.load(root / "step-00000240")
     assert (manifest["epoch"], manifest["step"]) == (20, 240)
     assert checkpoint.weights_sha256(state["weights"]) == result["weights_sha256"]
     uploaded = Path(client.download_artifacts(result["run_id"], "checkpoints/last"))
@@ -124,7 +134,7 @@ def test_checkpoints_are_committed_and_uploaded(client: MlflowClient, result: di
 
 @pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType")  # of MLflow, at its own import
 def test_the_logged_model_is_the_trained_one(finished: Finished, result: dict[str, Any]) -> None:
-    weights = load_file(result["folder"] / "checkpoints" / "epoch-0020" / "weights.safetensors")
+    weights = load_file(result["folder"] / "checkpoints" / "step-00000240" / "weights.safetensors")
     model = MLP(64, 10)
     model.load_state_dict(weights)
     inputs, labels = digits()["val"]

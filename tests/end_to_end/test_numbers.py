@@ -63,36 +63,6 @@ def test_the_quickstart_learns_its_line(train: Train) -> None:
     assert result["metrics"]["val/loss"] < 1e-3
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (
-            "optimizer=adamw",
-            "lr_scaling=sqrt",
-            "scheduler=cosine",
-            "scheduler.warmup_epochs=1",
-            "dataset=breast_cancer",
-        ),
-        (
-            "optimizer=adam",
-            "scheduler=warmup",
-            "scheduler.warmup_epochs=1",
-            "dataset=diabetes",
-            "model=linear",
-        ),
-        ("dataset=synthetic", "dataset.rows=500", "horovod.compression=fp16", "horovod.groups=2"),
-        ("debug=overfit", "trainer.epochs=3", "checkpoint.monitor=val/accuracy", "checkpoint.mode=max"),
-    ],
-)
-def test_every_group_trains_on_two_workers(train: Train, overrides: tuple[str, ...]) -> None:
-    result = train(
-        "debug=fast" if "debug=overfit" not in overrides else "seed=0", "tracking=none", *overrides
-    )
-    assert result["status"] == "FINISHED"
-    assert result["metrics"]["train/loss"] > 0
-    assert len(result["weights_sha256"]) == 64
-
-
 def test_ray_data_trains_beside_its_workers_on_every_row_and_repeats_itself(train: Train) -> None:
     """1003 training rows on 3 workers (Ray's own split loses one); the workers leave it a CPU."""
     overrides = ("dataset=synthetic", "dataset.rows=1254", "dataset.ingest=ray_data", "scaling.num_workers=3")
