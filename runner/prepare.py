@@ -59,10 +59,7 @@ def prepare(request: Request) -> Prepared:
     if not experiment.dry_run:
         check_store(experiment.tracking, request.outputs)
     # With torch, numpy and the dataset's own imports the slow part.
-    import torch
-
     from runner import learner, lightning, parameters
-    from runner.communicator import SingleProcess
     from runner.ingest import arrays
 
     is_module = lightning.is_module(build.locate(experiment.model.target["_target_"]))
@@ -84,8 +81,7 @@ def prepare(request: Request) -> Prepared:
         )
         model = learner.construct(experiment, plan, data.facts)
         notes.append(parameters.initialise(model, experiment.model, initial))
-    # What every worker will build is built here once, to refuse now what it would refuse then.
-    learner.build_learner(experiment, plan, data.facts, SingleProcess(), torch.device("cpu"), initial)
+    learner.rehearse(experiment, plan, data.facts, initial)
     return Prepared(experiment, plan, data, initial, machine, address, tuple(notes))
 
 

@@ -117,15 +117,16 @@ def train(job: Job, memory: Memory, shards: Shards, communicator: Communicator, 
                 unreported = []
         trained = time.time()
         model = learner.evaluated_model()
-        last: dict[str, Any] = {"history": unreported, "best": best, "started": started}
-        last["weights_sha256"] = agree(learner.model, model, communicator)
+        trained_to: dict[str, Any] = {"history": unreported, "best": best, "started": started}
+        trained_to["weights_sha256"] = agree(learner.model, model, communicator)
         if experiment.tracking.plots:
             task = experiment.dataset.task
-            last["examined"] = examine(model, task, ingest, job.data, communicator, learner.autocast)
+            trained_to["examined"] = examine(model, task, ingest, job.data, communicator, learner.autocast)
+        communicator.close()  # nothing is left to agree on; even idle ranks take turns every millisecond
+        report(trained_to)  # before the model is stored: the driver draws the plots meanwhile
         if is_chief and experiment.tracking.log_model:
             tracker.log_model(model, place(example(memory.splits)).cpu())
-    report({**last, "seconds": {"training": trained - started, "tracking": time.time() - trained}})
-    communicator.close()
+    report({"seconds": {"training": trained - started, "tracking": time.time() - trained}})
 
 
 @contextlib.contextmanager

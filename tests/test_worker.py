@@ -12,7 +12,7 @@ from runner import checkpoint, worker
 from runner.communicator import SingleProcess
 from runner.errors import ConfigError, TrainingError
 from runner.ingest.rows import Arrays
-from runner.learner import build_learner
+from runner.learner import build_learner, rehearse
 from runner.plan import DataFacts, ResourcePlan, make_plan
 from runner.prepare import check_monitor
 from runner.schema import Mode
@@ -49,21 +49,21 @@ def job_of(tmp_path, settings=None):
 
 
 def trained(tmp_path, settings=None):
-    """(job, all epochs' metrics, the last report)."""
+    """(job, all epochs' metrics, the report that ends the training)."""
     job, reports = job_of(tmp_path, settings), []
     worker.train(job, memory(), {}, SingleProcess(), reports.append)
-    return job, [epoch for report in reports for epoch in report["history"]], reports[-1]
+    return job, [epoch for report in reports for epoch in report.get("history", [])], reports[-2]
 
 
 def names(job):
     return [path.name for path in checkpoint.committed(job.run_dir / "checkpoints")]
 
 
-def test_every_epoch_is_reported_once_and_the_last_report_sums_up(tmp_path):
+def test_every_epoch_is_reported_once_and_a_report_sums_the_training_up(tmp_path):
     job, epochs, last = trained(tmp_path)
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3, 4]
     assert last["best"] == min(epochs, key=lambda epoch: epoch["val/loss"])
-    assert sorted(last) == ["best", "examined", "history", "seconds", "started", "weights_sha256"]
+    assert sorted(last) == ["best", "examined", "history", "started", "weights_sha256"]
     _, state = checkpoint.load(job.run_dir / "checkpoints" / "step-00000012")
     assert last["weights_sha256"] == checkpoint.weights_sha256(state["weights"])
     json.dumps(last)
@@ -215,7 +215,7 @@ def test_what_a_worker_would_refuse_to_build_is_refused_on_the_driver(tmp_path):
     def refusal(**settings):
         job = job_of(tmp_path, {key.replace("__", "."): value for key, value in settings.items()})
         with pytest.raises(ConfigError) as refused:
-            build_learner(job.experiment, job.plan, job.data, SingleProcess(), torch.device("cpu"))
+            rehearse(job.experiment, job.plan, job.data, None)
         return str(refused.value)
 
     mlp = {"_target_": "models.mlp.MLP", "in_features": None, "out_features": None, "hidden": 128}
@@ -232,7 +232,5 @@ def test_what_a_worker_would_refuse_to_build_is_refused_on_the_driver(tmp_path):
     assert refusal(model__target={"_target_": "builtins.dict"}) == (
         "model._target_=builtins.dict: gives a dict, a torch.nn.Module is needed"
     )
-    milestones = {"_target_": "torch.optim.lr_scheduler.MultiStepLR", "milestones": 3}
-    assert refusal(scheduler__target=milestones).startswith(
-        "scheduler=torch.optim.lr_scheduler.MultiStepLR: TypeError"
-    )
+    rules = [{"match": "head", "lr": 0.1}]
+    assert refusal(optimizer__param_groups=rules).startswith("optimizer.param_groups[0]=")

@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 
-FIRST_FLUSH_SECONDS = 5.0
+FIRST_FLUSH_SECONDS = 10.0
 MAX_METRICS = 1000  # a batch, at most (MLflow's limit)
 _NOT_ALLOWED = re.compile(r"[^\w./ :-]")
 

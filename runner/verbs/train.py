@@ -101,15 +101,15 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
     launched = time.time()
 
     def received(values: dict[str, Any]) -> None:
-        for metrics in values.pop("history"):
+        for metrics in values.pop("history", ()):
             history.append(metrics)
             result["metrics"] = metrics
             screen.measured(metrics, plan)
-        if "started" in values:  # the last report
+        if "started" in values:
             clock.seconds["launch"] = values.pop("started") - launched
-            clock.seconds |= values.pop("seconds")
-            if "examined" in values:  # drawn while Ray ends the workers
-                drawing.submit(draw, run_dir, history, values.pop("examined"), screen)
+        if "examined" in values:  # drawn while rank 0 stores the model and Ray ends the workers
+            drawing.submit(draw, run_dir, history, values.pop("examined"), screen)
+        clock.seconds |= values.pop("seconds", {})
         result.update(values)
 
     screen.banner(run_dir, plan, prepared.notes, record.run_id, record.uri)

@@ -68,7 +68,7 @@ class Workers:
 
 def measured(reports: list[dict[str, Any]]) -> list[dict[str, float]]:
     """The metrics of all epochs and validations."""
-    return [metrics for report in reports for metrics in report["history"]]
+    return [metrics for report in reports for metrics in report.get("history", [])]
 
 
 def _train(job: Job, memory: list[Any]) -> list[dict[str, Any]]:
