@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,7 @@ def draw(folder: Path, history: History, examined: dict[str, Any], title: str) -
     """
     import matplotlib
 
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of its cache
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     with matplotlib.rc_context(STYLE):
