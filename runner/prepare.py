@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from runner import build, config, preflight
 from runner.errors import ConfigError, nearest, refuse
 from runner.executors import ray_cluster
 from runner.plan import Machine, Plan, make_plan, plan_resources
+from runner.rank_log import captured
 from runner.report.console import relative
 from runner.schema import Experiment
 from runner.tracking import check_store, store_uri
@@ -81,7 +83,9 @@ def prepare(request: Request) -> Prepared:
         )
         model = learner.construct(experiment, plan, data.facts)
         notes.append(parameters.initialise(model, experiment.model, initial))
-    learner.rehearse(experiment, plan, data.facts, initial)
+    with tempfile.TemporaryDirectory() as folder, captured(Path(folder) / "output.log"):
+        # What the user's model prints is seen when the workers build it.
+        learner.rehearse(experiment, plan, data.facts, initial)
     return Prepared(experiment, plan, data, initial, machine, address, tuple(notes))
 
 
