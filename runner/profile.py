@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +32,6 @@ class ProfiledIngest:
         self._inner.close()
 
     def _profiled(self, batches: Iterator[list[MicroBatch]]) -> Iterator[list[MicroBatch]]:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read at its first use; it prints what is no error
         from torch.profiler import profile
 
         left, self._left = self._left, 0

@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "KINETO_LOG_LEVEL": "5",  # torch.profiler prints what is no error
 }
 NODE_SECONDS = 30.0  # for a task that a node answers at once
 PROJECT = Path(__file__).resolve().parents[2]

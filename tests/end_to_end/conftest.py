@@ -51,6 +51,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _warm_ray: None) -> T
 
     def run(*overrides: str) -> dict[str, Any]:
         monkeypatch.chdir(tmp_path)
+        for name in set(os.environ) - set(environment()):  # also what other tests have left there
+            monkeypatch.delenv(name)
         monkeypatch.setattr(sys, "argv", ["runner"])
         monkeypatch.setattr(sys, "path", list(sys.path))
         folder = tmp_path / f"run-{len(list(tmp_path.glob('run-*')))}"
