@@ -7,7 +7,7 @@ STAMP := .venv/.ready-$(firstword $(shell printf '%s' '$(CURDIR)' | cksum))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test format lock clean
+.PHONY: help setup run test faults soak format lock clean
 
 help:  ## say what the targets do
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -22,6 +22,12 @@ test: $(STAMP)  ## formatter check, linter, type checker, all tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+faults: $(STAMP)  ## inject every fault in every way and print the table of what must hold and what was measured
+	$(BIN)/python -m pytest tests/faults -m 'not soak'
+
+soak: $(STAMP)  ## the longest tests, among them 200 kills of one training (RUNNER_SOAK_KILLS=6: six)
+	$(BIN)/python -m pytest -m soak
 
 format: $(STAMP)  ## format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix-only --quiet .

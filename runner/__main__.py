@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner import config
 from runner.errors import ConfigError, RunnerError, nearest
 from runner.executors import ray_cluster
+from runner.identity import fingerprint
 from runner.prepare import Request
 from runner.report.console import Screen, error_line
 from runner.reword import EXPECTED, reword
@@ -30,14 +32,17 @@ from runner.verbs.train import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
-VERBS = ("train",)
+VERBS = ("train", "resume", "prove")
+ENDING_SECONDS = 5.0
 _terminations: list[int] = []
+_interrupted_at: float | None = None
 
 
 def main() -> None:
     """Run the command line and exit with 0, 1 (failed), 2 (refused), 130 or 143 (interrupted)."""
     full_trace = bool(os.environ.get("HYDRA_FULL_ERROR")) or "verbose=true" in sys.argv
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, _terminate)
     try:
         code = run(sys.argv[1:])
     except RunnerError as error:
@@ -53,6 +58,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Everything but the exit: returns the exit code or raises RunnerError."""
+    verb = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "+", "~")):
         verb, *arguments = arguments
         if verb not in VERBS:
@@ -62,6 +68,15 @@ def run(arguments: list[str]) -> int:
     roots = import_roots(arguments)
     sys.path[:] = [*roots, *(path for path in sys.path if path not in ("", *roots))]
     config.register_schema()
+    if verb == "resume":
+        from runner.verbs.resume import resume
+
+        resume(arguments, roots, Screen())
+        return 0
+    if verb == "prove":
+        from runner.verbs.prove import prove
+
+        return prove(arguments, Screen())
     jobs = Jobs(roots)
     sys.argv[1:] = arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
@@ -111,17 +126,22 @@ class Jobs:
     def _train(
         self, composed: DictConfig, overrides: tuple[str, ...], run_dir: Path, grid: Grid | None
     ) -> dict[str, Any]:
-        experiment = config.load(composed)
+        experiment, values = config.load(composed), config.to_container(composed)
         request = Request(
             experiment=experiment,
             yaml=config.to_yaml(composed),
-            values=config.to_container(composed),
+            values=values,
             overrides=overrides,
             run_dir=run_dir,
             outputs=self._outputs(),
             import_roots=self._roots,
             parent_run_id=grid.parent_run_id(experiment.tracking) if grid else None,
+            fingerprint=fingerprint(values),
         )
+        if grid is None and not experiment.dry_run:
+            from runner.verbs.resume import continued
+
+            request = continued(request, self._screen)
         return train(request, self._screen)
 
     def _outputs(self) -> Path:
@@ -146,8 +166,17 @@ def _compose(overrides: list[str]) -> DictConfig:
 
 
 def _terminate(number: int, frame: Any) -> None:
-    """SIGTERM goes the way of Ctrl-C; Ray re-raises it without its message, so the signal is kept aside."""
-    _terminations.append(number)
+    """SIGTERM goes the way of Ctrl-C; Ray re-raises it without its message, so the signal is kept aside.
+
+    Another one within seconds, while the run is being ended, would keep it from getting its status.
+    """
+    global _interrupted_at
+    now, before = time.monotonic(), _interrupted_at
+    if before is not None and now - before < ENDING_SECONDS:
+        return
+    _interrupted_at = now
+    if number == signal.SIGTERM:
+        _terminations.append(number)
     raise KeyboardInterrupt
 
 

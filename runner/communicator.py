@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -12,15 +13,29 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.errors import TrainingError
 from runner.schema import Compression, Horovod
+
+# Horovod's errors of a collective, and how those begin that are about the call itself.
+LOST = ("HorovodInternalError", "HostsUpdatedInterrupt")
+DISAGREE = ("Mismatched", "Requested to")
+
+
+class LostPeerError(TrainingError):
+    """A collective failed because another rank ended or no longer answers: a consequence, never the cause."""
 
 
 class Communicator(Protocol):
-    """Every method but `close` is collective: all ranks call it, in the same order."""
+    """Every method but `close` is collective: all ranks call it, in the same order.
+
+    Where another rank is gone they raise LostPeerError; `backward` may raise Horovod's own (see `lost_peer`).
+    """
 
     rank: int
     size: int
     local_rank: int
+    waiting: str | None  # what the other ranks are waited for with; None while this one computes
+    waited: float  # seconds, so far
 
     def allreduce_mean(self, tensor: Tensor) -> Tensor:
         """The mean over ranks; same shape on every rank."""
@@ -48,6 +63,8 @@ class SingleProcess:
     """One rank, no communication."""
 
     rank, size, local_rank = 0, 1, 0
+    waiting: str | None = None
+    waited = 0.0
 
     def allreduce_mean(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -83,49 +100,93 @@ class HorovodCommunicator:
 
         hvd.init()
         self._hvd, self._settings = hvd, settings
+        self.waiting: str | None = None
+        self.waited = 0.0
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
         self.local_rank: int = hvd.local_rank()
 
     def allreduce_mean(self, tensor: Tensor) -> Tensor:
-        mean: Tensor = self._hvd.allreduce(tensor, op=self._hvd.Average)
+        with self._waits("allreduce"):
+            mean: Tensor = self._hvd.allreduce(tensor, name=_name(tensor), op=self._hvd.Average)
         return mean
 
     def allgather(self, tensor: Tensor) -> Tensor:
-        gathered: Tensor = self._hvd.allgather(tensor.unsqueeze(0))
+        with self._waits("allgather"):
+            gathered: Tensor = self._hvd.allgather(tensor.unsqueeze(0), name=_name(tensor))
         return gathered
 
     def broadcast(self, value: Any) -> Any:
-        return self._hvd.broadcast_object(value, root_rank=0)
+        with self._waits("broadcast"):
+            # By default it is named after the value's type, which may differ from rank to rank: they would wait for ever.
+            return self._hvd.broadcast_object(value, root_rank=0, name="value")
 
     def broadcast_model(self, model: nn.Module) -> None:
-        self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        with self._waits("broadcast of the model"):
+            self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def distribute(self, optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
         hvd, settings = self._hvd, self._settings
         fp16 = settings.compression is Compression.fp16
-        wrapped: Optimizer = hvd.DistributedOptimizer(
-            optimizer,
-            named_parameters=[(name, p) for name, p in model.named_parameters() if p.requires_grad],
-            op=hvd.Average,
-            backward_passes_per_step=accumulation_steps,
-            compression=hvd.Compression.fp16 if fp16 else hvd.Compression.none,
-            gradient_predivide_factor=settings.gradient_predivide_factor,
-            groups=settings.groups,
-            sparse_as_dense=settings.sparse_as_dense,
-        )
+        with self._waits("broadcast of the gradients' order"):  # if they are grouped
+            wrapped: Optimizer = hvd.DistributedOptimizer(
+                optimizer,
+                named_parameters=[(name, p) for name, p in model.named_parameters() if p.requires_grad],
+                op=hvd.Average,
+                backward_passes_per_step=accumulation_steps,
+                compression=hvd.Compression.fp16 if fp16 else hvd.Compression.none,
+                gradient_predivide_factor=settings.gradient_predivide_factor,
+                groups=settings.groups,
+                sparse_as_dense=settings.sparse_as_dense,
+            )
         # Not hvd.broadcast_optimizer_state: on a fresh optimizer it takes a step with zero gradients.
         wrapped.load_state_dict(self.broadcast(wrapped.state_dict()))
         return wrapped
 
     @contextmanager
     def averaged(self, optimizer: Optimizer) -> Iterator[None]:
-        optimizer.synchronize()  # type: ignore[attr-defined]  # Horovod's wrapper
+        with self._waits("gradients"):
+            optimizer.synchronize()  # type: ignore[attr-defined]  # Horovod's wrapper
         with optimizer.skip_synchronize():  # type: ignore[attr-defined]
             yield
 
     def close(self) -> None:
         self._hvd.shutdown()
+
+    @contextmanager
+    def _waits(self, collective: str) -> Iterator[None]:
+        began, self.waiting = time.monotonic(), collective
+        try:
+            yield
+        except RuntimeError as error:
+            if (lost := lost_peer(error)) is not None:
+                raise lost from error
+            raise
+        finally:
+            self.waiting = None
+            self.waited += time.monotonic() - began
+
+
+def lost_peer(error: BaseException) -> TrainingError | None:
+    """The error that a rank ends with when a collective failed, or None where `error` is of another kind.
+
+    Known by name, because a gradient's hook raises Horovod's own error inside `backward`, where no method of a
+    communicator could translate it, and because the driver does not import Horovod.
+    """
+    if isinstance(error, LostPeerError):
+        return error
+    if type(error).__name__ not in LOST:
+        return None
+    line = next(iter(str(error).strip().splitlines()), "no reason given").partition(". ")[0]
+    if line.startswith(DISAGREE):
+        return TrainingError(f"the ranks called different collectives: {line}")
+    return LostPeerError(f"a collective failed: another rank ended or stopped answering ({line})")
+
+
+def _name(tensor: Tensor) -> str:
+    """By default Horovod numbers its collectives, and its cache of them overflows. Without the shape, so that ranks whose
+    shapes differ meet, and get an error."""
+    return f"{tensor.dtype} {tensor.dim()}d"
 
 
 def environment(settings: Horovod, deterministic: bool) -> dict[str, str]:

@@ -13,8 +13,11 @@ from enum import Enum
 from typing import Any, cast, get_type_hints
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from runner import schema
 from runner.build import check
@@ -84,6 +87,30 @@ def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(value, f"{prefix}.{key!s}" if prefix else str(key))
     else:
         yield prefix, node
+
+
+def changed(stored: str, overrides: list[str]) -> DictConfig:
+    """The config of an earlier run (its YAML) with overrides `key=value`. Keys that are newer than it have their defaults.
+
+    Raises ConfigError.
+    """
+    try:
+        base = ConfigStore.instance().load("base_schema.yaml").node
+        composed = OmegaConf.merge(base, OmegaConf.create(stored))
+    except (OmegaConfBaseException, YAMLError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"the run's stored config is none that this version of runner takes: {reason}"
+        ) from error
+    for each in overrides:
+        try:
+            (override,) = OverridesParser.create().parse_overrides([each])
+            if override.is_sweep_override():
+                raise ConfigError(f"{each}: a run goes on with one value for each key, not with a sweep")
+            OmegaConf.update(composed, override.key_or_group, override.value())
+        except (OmegaConfBaseException, OverrideParseException) as error:
+            raise ConfigError(f"{each}: {str(error).splitlines()[0]}") from error
+    return cast(DictConfig, composed)
 
 
 def to_container(config: DictConfig) -> dict[str, Any]:

@@ -31,12 +31,13 @@ def dry_run(prepared: Prepared, screen: Screen) -> Metrics:
     val_rows = min(plan.val_rows, MAX_EVAL_BATCH)
     val_inputs, val_targets = as_tensors(data.splits["val"].read(0, val_rows))
     held_out = FirstRows((place(val_inputs), place(val_targets)))
-    alone, stretch = SingleProcess(), Stretch()
+    alone = SingleProcess()
+    stretch = Stretch()
     learner = build_learner(experiment, plan, data.facts, alone, CPU, prepared.initial)
     try:
         learner.train_mode()
         step(learner, [MicroBatch(inputs, targets, True, rows)], stretch, alone)
-        metrics, _ = summary(stretch, learner, alone)
+        metrics = summary(stretch, learner, alone)
         metrics |= evaluate(replace(plan, val_rows=val_rows), learner, held_out, alone)
         monitored(metrics, plan.goal)
     except Exception as error:
@@ -59,8 +60,11 @@ class FirstRows:
 
     columns: Columns
 
-    def steps(self, epoch: int) -> Iterator[list[MicroBatch]]:
+    def steps(self, epoch: int, done: int = 0) -> Iterator[list[MicroBatch]]:
         yield from ()
+
+    def order(self, epoch: int) -> tuple[int, int]:
+        return 0, 0
 
     def evaluation(self) -> Iterator[Columns]:
         yield self.columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +23,7 @@ from runner.objective import Objective, objective
 from runner.parameters import Weights
 from runner.plan import DataFacts, Plan
 from runner.schedule import Schedule
-from runner.schema import Experiment, Interval, Precision
+from runner.schema import Experiment, Interval, OnNonfinite, Precision
 
 AUTOCAST = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
@@ -43,6 +42,12 @@ class Learner:
     clip_norm: float | None = None
     clip_value: float | None = None
     log_norms: bool = False
+    on_nonfinite: OnNonfinite = OnNonfinite.ignore
+
+    @property
+    def checks(self) -> bool:
+        """Whether each step's loss and gradient are looked at."""
+        return self.on_nonfinite is not OnNonfinite.ignore
 
     def train_mode(self) -> None:
         parameters.train_mode(self.model)
@@ -51,11 +56,24 @@ class Learner:
         """Clip the averaged gradient; returns its L2 norm before that, where one is asked for."""
         trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         norm = None
-        if self.clip_norm is not None or self.log_norms:
-            norm = clip_grad_norm_(trained, math.inf if self.clip_norm is None else self.clip_norm)
+        if self.clip_norm is not None:
+            norm = clip_grad_norm_(trained, self.clip_norm)
+        elif self.log_norms or self.checks:
+            norm = get_total_norm([_values(parameter.grad) for parameter in trained])
         if self.clip_value is not None:
             clip_grad_value_(trained, self.clip_value)
         return norm
+
+    def kept_buffers(self) -> dict[str, Tensor]:
+        """A copy of statistics such as batch norm's, where a step may be left out; they have its batch in them by then."""
+        if self.on_nonfinite is not OnNonfinite.skip:
+            return {}
+        return {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+    def restore_buffers(self, kept: dict[str, Tensor]) -> None:
+        for name, buffer in self.model.named_buffers():
+            if name in kept:
+                buffer.copy_(kept[name])
 
     def update_average(self) -> None:
         if self.average is not None:
@@ -69,16 +87,47 @@ class Learner:
     def parameter_norm(self) -> float:
         return float(get_total_norm([parameter.detach() for parameter in self.model.parameters()]))
 
+    def weights(self) -> dict[str, Tensor]:
+        """Of the evaluated model; whether it trains or evaluates stays as it is."""
+        model: nn.Module = self.model if self.average is None else self.average.module
+        return model.state_dict()
+
     def state_dict(self) -> dict[str, Any]:
-        """All that resumes it besides `evaluated_model`'s weights; tensors and plain values."""
-        state = {
+        """All that resumes it besides `weights`, equal on all ranks; tensors and plain values."""
+        state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "module": lightning.saved(self.model),
         }
         if self.average is not None:
-            state["model"] = self.model.state_dict()
+            state |= {"model": self.model.state_dict(), "averaged": int(self.average.n_averaged)}
         return state
+
+    def rank_state(self) -> dict[str, Any]:
+        """What differs between ranks: statistics of batch norms, values logged since the last report."""
+        parameters = dict(self.model.named_parameters())
+        buffers = {name: value for name, value in self.model.state_dict().items() if name not in parameters}
+        return {"buffers": buffers, "objective": self.objective.state_dict()}
+
+    def resume(self, weights: Weights, state: dict[str, Any], step: int) -> None:
+        """Go on from `weights()` and `state_dict()`; `step` counts as the schedule does. Raises RuntimeError where they are
+        another model's."""
+        lightning.restored(self.model, state["module"])  # before the weights, as Lightning does
+        self.model.load_state_dict(weights if self.average is None else state["model"])
+        if self.average is not None:
+            self.average.module.load_state_dict(weights)
+            self.average.n_averaged.fill_(state["averaged"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.resume(state["schedule"], step)
+        self.scaler.load_state_dict(state["scaler"])
+
+    def resume_rank(self, state: dict[str, Any]) -> None:
+        """Go on from `rank_state()`."""
+        models = [self.model] if self.average is None else [self.model, self.average.module]
+        for model in models:
+            model.load_state_dict(state["buffers"], strict=False)
+        self.objective.load_state_dict(state["objective"])
 
 
 def build_learner(
@@ -110,7 +159,7 @@ def build_learner(
         plan.warmup_steps,
         plan.learning_rate.warmup_start,
         plan.steps_per_epoch,
-        total_steps=plan.total_steps,
+        total_steps=plan.total_steps + plan.schedule_offset,
     )
     average = None
     if trainer.ema_decay is not None:
@@ -118,8 +167,8 @@ def build_learner(
     if trainer.compile:
         model.compile()  # in place: names of parameters stay as they are
     half = AUTOCAST.get(trainer.precision)
-    if half is torch.float16:
-        # The scaler skips steps whose gradients overflow, the very first ones among them; the LR counts them.
+    if half is torch.float16 or trainer.on_nonfinite is OnNonfinite.skip:
+        # Steps whose gradients overflow are left out, the very first ones among them; the LR counts them.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
     return Learner(
         model,
@@ -132,7 +181,14 @@ def build_learner(
         clip_norm=trainer.clip_norm,
         clip_value=trainer.clip_value,
         log_norms=trainer.log_norms,
+        on_nonfinite=trainer.on_nonfinite,
     )
+
+
+def _values(gradient: Tensor | None) -> Tensor:
+    """What a norm is taken of; an embedding's gradient may be sparse."""
+    assert gradient is not None
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def build_model(

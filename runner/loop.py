@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from runner.communicator import Communicator
 from runner.errors import TrainingError
+from runner.ingest.agreement import compare_orders
 from runner.ingest.batches import Ingest, MicroBatch
 from runner.learner import Learner
 from runner.plan import Goal, Plan
+from runner.schema import OnNonfinite
 
 Metrics = dict[str, float]
 
 
 @dataclass
 class TrainState:
-    """Where the training stands. Epochs and steps are those that are done."""
+    """Where the training stands, equal on all ranks. Epochs, steps and rows are those that are done."""
 
     epoch: int = 0
     step: int = 0
+    rows: int = 0  # of the epoch that has begun
     best: float | None = None  # monitored value
     best_step: int | None = None
     patience_value: float | None = None  # what the next validation has to beat by Goal.min_delta
@@ -36,80 +40,138 @@ class TrainState:
 class Stretch:
     """This rank's sums over the steps since the last report."""
 
-    # [Σ losses, Σ weights, rows] and [Σ gradient norms]
-    loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
-    norms: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+    loss: Tensor = field(default_factory=lambda: torch.zeros(3).double())  # [Σ losses, Σ weights, rows]
+    norms: Tensor = field(default_factory=lambda: torch.zeros(2).double())  # [Σ gradient norms, how many]
     steps: int = 0
+    expected: int = 0  # rows of the global batches
+    skipped: int = 0  # of them, for a loss or gradient that was not finite
+    seconds: float = 0.0  # before `started`, where a resumed training goes on
+    waited: float = 0.0  # of `seconds`, for other ranks
     started: float = field(default_factory=time.perf_counter)
 
 
+class Moment(NamedTuple):
+    """When the loop pauses: metrics after an epoch or a validation (else none), a checkpoint that is due, or both."""
+
+    metrics: Metrics
+    is_due: bool
+
+
+Due = Callable[[TrainState], bool]  # asked once a step, in the same order on all ranks, and answered alike
+
+
 def fit(
-    state: TrainState, plan: Plan, learner: Learner, ingest: Ingest, communicator: Communicator
-) -> Iterator[Metrics]:
-    """Train to the plan's last step; yields metrics, equal on all ranks, after each epoch and each validation."""
-    while not state.stopped and state.step < plan.total_steps:
-        epoch_rows, stretch = 0, start(learner)
-        for micro_batches in ingest.steps(state.epoch):
-            lr = learner.schedule.lr
-            step(learner, micro_batches, stretch, communicator)
-            state.step += 1
-            ends_epoch = state.step % plan.steps_per_epoch == 0
-            validates = state.step % plan.validate_every == 0 or state.step == plan.total_steps
-            if not (ends_epoch or validates):
-                continue
-            metrics, rows = summary(stretch, learner, communicator)
-            epoch_rows += rows
-            if ends_epoch:
-                state.epoch += 1
-                check_rows(epoch_rows, plan)
-            if validates:
-                metrics |= evaluate(plan, learner, ingest, communicator)
-                value = monitored(metrics, plan.goal)
-                learner.schedule.measured(value)
-                judge(state, value, plan.goal)
-            yield {**metrics, "lr": lr, "epoch": state.step / plan.steps_per_epoch}
-            if state.stopped or state.step == plan.total_steps:
-                return
-            stretch = start(learner)
-        if over := state.step % plan.steps_per_epoch:
-            raise TrainingError(f"an epoch of {plan.steps_per_epoch} steps was left after {over}")
-
-
-def start(learner: Learner) -> Stretch:
+    state: TrainState,
+    stretch: Stretch,
+    plan: Plan,
+    learner: Learner,
+    ingest: Ingest,
+    communicator: Communicator,
+    due: Due = lambda state: False,
+) -> Iterator[Moment]:
+    """Train from `state` to the plan's last step; yields the same moments on all ranks, at each of which `state`,
+    `stretch` and the learner are all that a resumed training needs."""
     learner.train_mode()
-    return Stretch()
+    while not state.stopped and state.step < plan.total_steps:
+        compare_orders(ingest, plan, state.epoch, communicator)
+        left, end = plan.steps_left(state.rows), plan.rows_at_end(state.rows)
+        for micro_batches in ingest.steps(state.epoch, state.rows):
+            if not left:
+                raise TrainingError(f"an epoch of {plan.steps_per_epoch} steps went on after its end")
+            lr = learner.schedule.lr
+            step(learner, micro_batches, stretch, communicator, state.step + 1)
+            state.step, left = state.step + 1, left - 1
+            state.rows += micro_batches[0].global_rows
+            epochs = state.epoch + state.rows / plan.epoch_rows
+            if left == 0:
+                if state.rows != end:
+                    raise TrainingError(f"an epoch took {state.rows} rows of {end}: each must be used once")
+                state.epoch, state.rows, epochs = state.epoch + 1, 0, state.epoch + 1.0
+            metrics: Metrics = {}
+            validates = plan.validates(state.epoch, state.step, ends_epoch=left == 0)
+            if left == 0 or validates:
+                metrics = summary(stretch, learner, communicator)
+                if validates:
+                    metrics |= evaluate(plan, learner, ingest, communicator)
+                    value = monitored(metrics, plan.goal)
+                    learner.schedule.measured(value)
+                    judge(state, value, plan.goal)
+                metrics |= {"lr": lr, "epoch": epochs}
+                restart(stretch, communicator)
+            is_due = due(state)
+            if metrics or is_due:
+                yield Moment(metrics, is_due)
+            if state.stopped or state.step >= plan.total_steps:
+                return
+            if metrics:
+                learner.train_mode()
+                stretch.started, stretch.waited = time.perf_counter(), -communicator.waited
+        if left or state.rows:
+            raise TrainingError(f"an epoch of {plan.steps_per_epoch} steps was left {left} before its end")
+
+
+def restart(stretch: Stretch, communicator: Communicator) -> None:
+    """Empty sums; what the communicator has waited until now is behind it."""
+    vars(stretch).update(vars(Stretch(waited=-communicator.waited)))
 
 
 def step(
-    learner: Learner, micro_batches: list[MicroBatch], stretch: Stretch, communicator: Communicator
+    learner: Learner, batches: list[MicroBatch], stretch: Stretch, communicator: Communicator, number: int = 1
 ) -> None:
-    """One optimizer step; adds this rank's losses and rows to `stretch`."""
+    """Optimizer step `number`; adds this rank's losses and rows to `stretch`."""
     # The order is fixed: zero; every backward (Horovod starts to average a gradient as its last one ends); wait for the
     # averages, undo the loss scale, clip, step. Clipping before the average would clip each rank's own gradient.
     objective, optimizer, scaler = learner.objective, learner.optimizer, learner.scaler
     optimizer.zero_grad()
     # Averaging the ranks' sums × size / total gives the mean over the global batch, however unevenly it is split.
-    factor = communicator.size / total_weight(learner, micro_batches, communicator)
-    for batch in micro_batches:
+    factor = communicator.size / total_weight(learner, batches, communicator)
+    sums, buffers = torch.zeros_like(stretch.loss), learner.kept_buffers()
+    for batch in batches:
         with learner.autocast():
             losses = objective.losses(learner.model, batch.inputs, batch.targets)
-        scaler.scale(losses.sum() * (factor if batch.counted else 0.0)).backward()
+        total = losses.sum()
+        share: float | Tensor = factor if batch.counted else 0.0
+        if learner.checks:  # a loss that is not finite makes all gradients NaN, and so those of all ranks
+            share = share * (1 + 0 * total.detach())
+        scaler.scale(total * share).backward()
         if batch.counted:
             weight = objective.weights(batch.targets).sum()
             rows = torch.full_like(weight, len(losses))
-            stretch.loss = stretch.loss.to(losses.device) + torch.stack(
-                [losses.detach().double().sum(), weight, rows]
-            )
+            sums = sums.to(losses.device) + torch.stack([losses.detach().double().sum(), weight, rows])
     with communicator.averaged(optimizer):
         scaler.unscale_(optimizer)
         norm = learner.clip()
-        scaler.step(optimizer)
+        # The averaged gradient is the same on all ranks, and so is what follows from it.
+        is_finite = not learner.checks or bool(norm is not None and norm.isfinite())
+        if not is_finite and refused(learner, sums, communicator, number):
+            stretch.skipped += 1
+            sums[:2] = 0
+            learner.restore_buffers(buffers)
+        else:
+            scaler.step(optimizer)
+            learner.update_average()
         scaler.update()
     learner.schedule.advance()
-    learner.update_average()
-    if norm is not None:
-        stretch.norms = stretch.norms.to(norm.device) + norm.double()
+    stretch.loss = stretch.loss.to(sums.device) + sums
+    if norm is not None and learner.log_norms and is_finite:
+        stretch.norms = stretch.norms.to(norm.device) + torch.stack([norm, torch.ones_like(norm)]).double()
     stretch.steps += 1
+    stretch.expected += batches[0].global_rows
+
+
+def refused(learner: Learner, sums: Tensor, communicator: Communicator, number: int) -> bool:
+    """Whether to leave this step out, as its gradient is not finite; raises where the config says stop. Collective."""
+    flags = communicator.allgather(sums[:1].cpu().isfinite().to(torch.uint8))  # Horovod knows no bool
+    ranks = [str(rank) for rank, is_finite in enumerate(flags.flatten().tolist()) if not is_finite]
+    if not ranks and learner.scaler.is_enabled():
+        return False  # an overflow of float16: the scaler skips the step itself and lowers its scale
+    if learner.on_nonfinite is OnNonfinite.stop:
+        what = f"the loss of rank {', '.join(ranks)}" if ranks else "the gradient"
+        raise TrainingError(
+            f"step {number}: {what} is not finite; type a lower optimizer.lr, trainer.clip_norm=1, or "
+            "trainer.on_nonfinite=skip to leave such steps out"
+        )
+    return True
 
 
 def total_weight(learner: Learner, micro_batches: list[MicroBatch], communicator: Communicator) -> float:
@@ -121,29 +183,31 @@ def total_weight(learner: Learner, micro_batches: list[MicroBatch], communicator
     return float(communicator.allgather(total).sum()) or 1.0  # all masked: no loss, and nothing to divide
 
 
-def summary(stretch: Stretch, learner: Learner, communicator: Communicator) -> tuple[Metrics, int]:
-    """(metrics, rows) of the steps of all ranks: `train/loss` is the mean over the rows, `seconds/training` the slowest
-    rank's time."""
+def summary(stretch: Stretch, learner: Learner, communicator: Communicator) -> Metrics:
+    """Of the steps of all ranks: `train/loss` is the mean over the rows, `seconds/training` the slowest rank's time,
+    `step_seconds/rank-N` a step of each rank without what it waited for the others."""
     sums = stretch.loss.cpu()  # on a GPU this waits for the steps: read the clock after it
-    seconds = torch.tensor([time.perf_counter() - stretch.started], dtype=torch.float64)
-    gathered = communicator.allgather(torch.cat([sums, seconds]))
+    seconds = stretch.seconds + time.perf_counter() - stretch.started
+    waited = stretch.waited + communicator.waited
+    gathered = communicator.allgather(torch.cat([sums, torch.tensor([seconds, waited]).double()]))
     loss, weight, rows = gathered[:, :3].sum(dim=0).tolist()
+    if round(rows) != stretch.expected:
+        raise TrainingError(f"{stretch.expected} rows were due, {rows:g} were used: each must be used once")
     slowest = float(gathered[:, 3].max())
     metrics = {
         "train/loss": loss / weight if weight else math.nan,
         "throughput/samples_per_second": rows / slowest,
         "seconds/training": slowest,
     }
+    for rank, (total, wait) in enumerate(gathered[:, 3:].tolist()):
+        metrics[f"step_seconds/rank-{rank}"] = (total - wait) / stretch.steps
+    if stretch.skipped:
+        metrics["skipped_steps"] = float(stretch.skipped)
     metrics |= learner.objective.logged(communicator)
     if learner.log_norms:
-        metrics["norm/gradient"] = float(stretch.norms) / stretch.steps
+        metrics["norm/gradient"] = float(stretch.norms[0] / stretch.norms[1])
         metrics["norm/parameters"] = learner.parameter_norm()
-    return metrics, round(rows)
-
-
-def check_rows(rows: int, plan: Plan) -> None:
-    if rows != plan.epoch_rows:
-        raise TrainingError(f"an epoch took {rows} rows of {plan.epoch_rows}: each must be used once")
+    return metrics
 
 
 @torch.no_grad()
@@ -155,9 +219,8 @@ def evaluate(plan: Plan, learner: Learner, ingest: Ingest, communicator: Communi
         with learner.autocast():
             sums += objective.measure(model, inputs, targets).cpu()
         rows += len(inputs)
-    *totals, counted = communicator.allgather(torch.cat([sums, torch.tensor([float(rows)]).double()])).sum(
-        dim=0
-    )
+    gathered = communicator.allgather(torch.cat([sums, torch.tensor([rows]).double()]))
+    *totals, counted = gathered.sum(dim=0)
     if round(float(counted)) != plan.val_rows:
         raise TrainingError(f"evaluation saw {counted:g} rows of {plan.val_rows}: each must be counted once")
     measured = objective.metrics(torch.stack(totals), communicator)

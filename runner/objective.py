@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,12 @@ class Objective(Protocol):
 
     def logged(self, communicator: Communicator) -> dict[str, float]:
         """What the model itself logged in training since the last call, averaged over the ranks. Collective."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank holds since the last `logged`, for a checkpoint between two: tensors and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there, once the model's own state is loaded."""
 
     def measure(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """Float64 sums over evaluation rows, [width]."""
@@ -82,6 +88,12 @@ class Supervised:
 
     def logged(self, communicator: Communicator) -> dict[str, float]:
         return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
     def measure(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = _full(model(inputs))

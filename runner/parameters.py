@@ -32,7 +32,10 @@ def resolve(init_from: str, tracking_uri: str | None, into: Path) -> str:
 
     Workers have no store, and perhaps another working directory. Raises ConfigError.
     """
-    path = fetch(init_from, tracking_uri, into) if init_from.startswith(RUNS) else Path(init_from)
+    if init_from.startswith(RUNS):
+        path = fetch(init_from, tracking_uri, into, "model.init_from")
+    else:
+        path = Path(init_from)
     return str(path.expanduser().absolute())
 
 

@@ -6,15 +6,14 @@ global_batch_size = num_workers × batch_size × accumulation_steps; κ = global
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from runner import build
 from runner.errors import refuse
+from runner.ledger import LearningRate, plan_learning_rate
 from runner.schema import Experiment, Ingest, Mode, Scheduler
 
 MIN_CPU_SHARE = 0.1  # ten processes on a core is where sharing stops being of use
-COLD_START = 0.1  # of the LR: where a warm-up starts when no rule scaled it up
 MAX_EVAL_BATCH = 1024  # rows; evaluation needs no gradients, so its batches may be larger
 
 
@@ -32,6 +31,12 @@ class DataFacts:
     @property
     def in_features(self) -> int:
         return math.prod(self.input_shape)
+
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on must find again; JSON."""
+        shape, counts = list(self.input_shape), self.class_counts and list(self.class_counts)
+        rows = {"train_rows": self.train_rows, "val_rows": self.val_rows}
+        return {**rows, "input_shape": shape, "out_features": self.out_features, "class_counts": counts}
 
     def for_model(self) -> dict[str, Any]:
         """The constructor arguments that a model, a loss or a metric may leave to the data."""
@@ -81,38 +86,6 @@ class ResourcePlan:
 
 
 @dataclass(frozen=True)
-class LearningRate:
-    """The ledger: which LR the run has, and why."""
-
-    base: float
-    base_batch_size: int
-    global_batch_size: int
-    rule: str
-    multiplier: float
-    warmup_epochs: float
-    warmup_start: float  # fraction of the scaled LR at the first step
-    warmup_steps: int | None = None  # instead of warmup_epochs
-
-    @property
-    def kappa(self) -> float:
-        return self.global_batch_size / self.base_batch_size
-
-    @property
-    def scaled(self) -> float:
-        return self.base * self.multiplier
-
-    def line(self) -> str:
-        line = (
-            f"lr {self.base:g} (base, batch {self.base_batch_size}) × {self.multiplier:g} "
-            f"({self.rule}: {self.global_batch_size}/{self.base_batch_size}) = {self.scaled:g}"
-        )
-        if self.warmup_steps or self.warmup_epochs:
-            length = f"{self.warmup_steps} steps" if self.warmup_steps else f"{self.warmup_epochs:g} epochs"
-            line += f", warm-up {length} from {self.scaled * self.warmup_start:g}"
-        return line
-
-
-@dataclass(frozen=True)
 class Goal:
     """The metric that selects the best checkpoint, ends a training early and drives a plateau scheduler."""
 
@@ -120,6 +93,18 @@ class Goal:
     maximise: bool = False
     patience: int | None = None  # validations
     min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training stands: epochs and steps that are done, and the rows used of the epoch that has begun."""
+
+    epoch: int = 0
+    step: int = 0
+    rows: int = 0
+
+
+START = Position()
 
 
 @dataclass(frozen=True)
@@ -131,7 +116,8 @@ class Plan:
     epochs: int  # begun, when total_steps ends within one
     steps_per_epoch: int
     total_steps: int
-    validate_every: int  # steps
+    validate_every_epochs: int
+    validate_every_steps: int | None  # instead
     train_rows: int
     val_rows: int
     dropped_rows: int  # rows an epoch that drop_last or limit_batches leaves out
@@ -139,6 +125,10 @@ class Plan:
     out_features: int
     learning_rate: LearningRate
     goal: Goal = Goal()
+    drop_last: bool = False
+    # A run that goes on with another global batch has other steps behind it than its schedule, which stands where it
+    # would stand if the batch had always been this one.
+    schedule_offset: int = 0
 
     @property
     def num_workers(self) -> int:
@@ -148,6 +138,34 @@ class Plan:
     def epoch_rows(self) -> int:
         """Rows that an epoch uses, each once."""
         return self.train_rows - self.dropped_rows
+
+    def steps_left(self, done: int) -> int:
+        """Steps of the rest of an epoch of which `done` rows are used; those of a whole epoch for 0."""
+        return self.steps_of(max(0, self.epoch_rows - done))
+
+    def steps_of(self, rows: int) -> int:
+        """Steps that so many rows are good for."""
+        return rows // self.global_batch_size if self.drop_last else math.ceil(rows / self.global_batch_size)
+
+    def rows_at_end(self, done: int) -> int:
+        """Rows of an epoch that are used when it ends, `done` of them already."""
+        return min(max(done, self.epoch_rows), done + self.steps_left(done) * self.global_batch_size)
+
+    def offset_at(self, position: Position) -> int:
+        """Steps that a training at `position` would have behind it if the batch had always been this one, less those it
+        has; as great at every later position of the same plan."""
+        epochs, left = position.epoch, 0
+        if position.rows:
+            epochs, left = epochs + 1, self.steps_left(position.rows)
+        return epochs * self.steps_per_epoch - left - position.step
+
+    def validates(self, epoch: int, step: int, ends_epoch: bool) -> bool:
+        """Whether to validate after `step` steps and `epoch` whole epochs."""
+        if step >= self.total_steps:
+            return True
+        if self.validate_every_steps is not None:
+            return step % self.validate_every_steps == 0
+        return ends_epoch and epoch % self.validate_every_epochs == 0
 
     @property
     def warmup_steps(self) -> int:
@@ -164,7 +182,7 @@ class Plan:
         if scheduler.interval.value == "epoch":
             length = self.epochs - self.warmup_steps // self.steps_per_epoch
         else:
-            length = self.total_steps - self.warmup_steps
+            length = self.total_steps + self.schedule_offset - self.warmup_steps
         length = max(1, length)
         return {"T_max": length, "total_iters": length, "total_steps": length}
 
@@ -189,7 +207,8 @@ class Plan:
         """One level of numbers and strings for a tracker."""
         plan = asdict(self)
         resources, learning_rate = plan.pop("resources"), plan.pop("learning_rate")
-        del plan["goal"]  # the config says it
+        for key in ("goal", "drop_last", "schedule_offset"):  # the config says them
+            del plan[key]
         return {
             **{f"plan/{key}": value for key, value in {**plan, **resources}.items()},
             **{f"plan/lr_{key}": value for key, value in learning_rate.items()},
@@ -217,29 +236,10 @@ def plan_resources(experiment: Experiment, machine: Machine) -> ResourcePlan:
     return ResourcePlan(workers, cpus, gpus, reserved)
 
 
-def plan_learning_rate(experiment: Experiment) -> LearningRate:
-    trainer, scaling = experiment.trainer, experiment.lr_scaling
-    global_batch_size = experiment.scaling.num_workers * trainer.batch_size * trainer.accumulation_steps
-    base_batch_size = scaling.base_batch_size or trainer.batch_size
-    kappa = global_batch_size / base_batch_size
-    multiplier = build.build(scaling.target, kappa)
-    # Scaling down is gentler than the base LR: a warm-up would start above the target.
-    warmup = experiment.scheduler if kappa >= 1 else Scheduler()
-    start = experiment.scheduler.warmup_start
-    return LearningRate(
-        base=experiment.optimizer.lr,
-        base_batch_size=base_batch_size,
-        global_batch_size=global_batch_size,
-        rule=scaling.target["_target_"].rpartition(".")[2],
-        multiplier=multiplier,
-        warmup_epochs=warmup.warmup_epochs,
-        warmup_start=(1 / multiplier if multiplier > 1 else COLD_START) if start is None else start,
-        warmup_steps=warmup.warmup_steps,
-    )
-
-
-def make_plan(experiment: Experiment, data: DataFacts, resources: ResourcePlan) -> Plan:
-    """Raises ConfigError when the data does not allow a single step."""
+def make_plan(
+    experiment: Experiment, data: DataFacts, resources: ResourcePlan, position: Position = START
+) -> Plan:
+    """The plan of a training that stands at `position`. Raises ConfigError when the data does not allow a single step."""
     trainer = experiment.trainer
     learning_rate = plan_learning_rate(experiment)
     batch = learning_rate.global_batch_size
@@ -254,17 +254,17 @@ def make_plan(experiment: Experiment, data: DataFacts, resources: ResourcePlan) 
         )
     if trainer.limit_batches is not None:
         steps = min(steps, trainer.limit_batches)
-    total_steps = trainer.max_steps or trainer.epochs * steps
     checkpoint = experiment.checkpoint
-    return Plan(
+    plan = Plan(
         resources=resources,
         batch_size=trainer.batch_size,
         accumulation_steps=trainer.accumulation_steps,
         global_batch_size=batch,
-        epochs=math.ceil(total_steps / steps),
+        epochs=trainer.epochs,
         steps_per_epoch=steps,
-        total_steps=total_steps,
-        validate_every=trainer.validate_every_steps or trainer.validate_every_epochs * steps,
+        total_steps=0,
+        validate_every_epochs=trainer.validate_every_epochs,
+        validate_every_steps=trainer.validate_every_steps,
         train_rows=data.train_rows,
         val_rows=data.val_rows,
         dropped_rows=max(0, data.train_rows - steps * batch),
@@ -272,4 +272,19 @@ def make_plan(experiment: Experiment, data: DataFacts, resources: ResourcePlan) 
         out_features=data.out_features,
         learning_rate=learning_rate,
         goal=Goal(checkpoint.monitor, checkpoint.mode is Mode.max, trainer.patience, trainer.min_delta),
+        drop_last=experiment.dataset.drop_last,
     )
+    return _lengths(plan, trainer.max_steps, position)
+
+
+def _lengths(plan: Plan, max_steps: int | None, position: Position) -> Plan:
+    """With `total_steps`, counted on from where the training stands."""
+    begun = 1 if position.rows else 0
+    left = plan.steps_left(position.rows) if begun else 0
+    before = position.epoch + begun  # epochs until the next one starts
+    if max_steps is None:
+        epochs, total = plan.epochs, position.step + left + (plan.epochs - before) * plan.steps_per_epoch
+    else:
+        total = max_steps
+        epochs = before + math.ceil(max(0, max_steps - position.step - left) / plan.steps_per_epoch)
+    return replace(plan, epochs=epochs, total_steps=total, schedule_offset=plan.offset_at(position))

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import build, config, preflight
+from runner import build, config, going_on, preflight
 from runner.errors import ConfigError, nearest, refuse
 from runner.executors import ray_cluster
 from runner.plan import Machine, Plan, make_plan, plan_resources
 from runner.rank_log import captured
 from runner.report.console import relative
+from runner.run_folder import RESULT, RUN, RunFile, read_result
 from runner.schema import Experiment
 from runner.tracking import check_store, store_uri
 
@@ -33,6 +34,8 @@ class Request:
     outputs: Path
     import_roots: tuple[str, ...]
     parent_run_id: str | None = None
+    fingerprint: str = ""
+    resumes: RunFile | None = None  # the run in run_dir, which goes on
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,13 @@ class Prepared:
     machine: Machine
     address: str | None  # of a Ray cluster, which has been joined
     notes: tuple[str, ...] = ()  # for the banner
+    change: str | None = None  # of a run that goes on: an event of it
 
 
 def prepare(request: Request) -> Prepared:
     """Raises ConfigError or PreflightError with what to type instead."""
     experiment = request.experiment
-    if (request.run_dir / "result.json").exists():
+    if request.resumes is None and any((request.run_dir / name).exists() for name in (RUN, RESULT)):
         raise ConfigError(
             f"hydra.run.dir={relative(request.run_dir)}: holds a run already; type another folder"
         )
@@ -67,15 +71,21 @@ def prepare(request: Request) -> Prepared:
     is_module = lightning.is_module(build.locate(experiment.model.target["_target_"]))
     if not is_module:
         check_monitor(experiment)
-    data = arrays.load(experiment.dataset)
-    plan = make_plan(experiment, data.facts, resources)
+    data = arrays.load(experiment.dataset, experiment.seed)
+    manifest = None if request.resumes is None else going_on.newest(request.run_dir)
+    position = going_on.position(manifest)
+    plan = make_plan(experiment, data.facts, resources, position)
     if is_module:
         module = learner.construct(experiment, plan, data.facts)
         lightning.check(module, experiment.checkpoint.monitor)
         optimizer = replace(experiment.optimizer, lr=lightning.base_lr(module))
         experiment = replace(experiment, optimizer=optimizer)
-        plan = make_plan(experiment, data.facts, resources)
-    initial, notes = None, []
+        plan = make_plan(experiment, data.facts, resources, position)
+    initial, notes, change = None, [], None
+    if manifest is not None:
+        is_finished = (read_result(request.run_dir) or {}).get("status") == "FINISHED"
+        change = going_on.check(manifest, experiment, plan, data.facts, is_finished)
+        notes += [f"goes on from step {manifest['step']}", *([change] if change else [])]
     if experiment.model.init_from is not None:
         uri = store_uri(experiment.tracking, request.outputs)
         initial = parameters.read_weights(
@@ -86,7 +96,7 @@ def prepare(request: Request) -> Prepared:
     with tempfile.TemporaryDirectory() as folder, captured(Path(folder) / "output.log"):
         # What the user's model prints is seen when the workers build it.
         learner.rehearse(experiment, plan, data.facts, initial)
-    return Prepared(experiment, plan, data, initial, machine, address, tuple(notes))
+    return Prepared(experiment, plan, data, initial, machine, address, tuple(notes), change)
 
 
 def check_monitor(experiment: Experiment) -> None:

@@ -19,11 +19,14 @@ class ProfiledIngest:
     def __init__(self, inner: Ingest, steps: int, path: Path) -> None:
         self._inner, self._left, self._path = inner, steps, path
 
-    def steps(self, epoch: int) -> Iterator[list[MicroBatch]]:
-        batches = self._inner.steps(epoch)
+    def steps(self, epoch: int, done: int = 0) -> Iterator[list[MicroBatch]]:
+        batches = self._inner.steps(epoch, done)
         if self._left:
             yield from self._profiled(batches)
         yield from batches
+
+    def order(self, epoch: int) -> tuple[int, int]:
+        return self._inner.order(epoch)
 
     def evaluation(self) -> Iterator[Columns]:
         return self._inner.evaluation()

@@ -19,8 +19,11 @@ AT_LEAST = {
     "trainer.validate_every_steps": 1,
     "trainer.patience": 1,
     "trainer.profile_steps": 1,
+    "trainer.max_failures": 0,
     "checkpoint.every_epochs": 1,
-    "checkpoint.keep": 1,
+    "checkpoint.every_steps": 1,
+    "checkpoint.keep": 2,  # where the newest is damaged there is one before it
+    "checkpoint.keep_best": 1,
     "lr_scaling.base_batch_size": 1,
     "dataset.limit_rows": 1,
     "dataset.loader_workers": 0,
@@ -37,6 +40,8 @@ ABOVE_ZERO = {  # and what to type
     "tracking.flush_seconds": 1.0,
     "trainer.clip_norm": 1.0,
     "trainer.clip_value": 1.0,
+    "trainer.watchdog_seconds": 300,
+    "checkpoint.every_minutes": 10,
     "scaling.resources_per_worker.CPU": 1,
 }
 

@@ -38,11 +38,15 @@ def captured(path: Path) -> Iterator[None]:
 
 
 class Follower:
-    """Shows a growing log on the driver, line by line, until it is closed; a missing file is waited for."""
+    """Shows what is added to a log from now on, on the driver and line by line, until it is closed; a missing file is
+    waited for."""
 
     def __init__(self, path: Path, show: Callable[[str], None], seconds: float = 0.2) -> None:
         self._path, self._show, self._seconds = path, show, seconds
-        self._offset, self._rest = 0, b""
+        self._offset, self._rest = (
+            path.stat().st_size if path.exists() else 0,
+            b"",
+        )  # of a run that goes on: what is new
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rank-0 log", daemon=True)
         self._thread.start()

@@ -2,42 +2,91 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from runner import config, provenance
+from runner.errors import RunnerError
 from runner.plan import Plan
 from runner.prepare import Request
 from runner.report.console import error_line
-from runner.tracking import RunRecord, open_record
+from runner.run_folder import RESULT, RunFile, locked, lost, now, read_result, write_result
+from runner.tracking import RunRecord, open_record, reopen_record
+from runner.tracking.earlier import lost_run
 
 INTERRUPTED_SECONDS = 3.0
-Result = dict[str, Any]  # what result.json holds
+DRIVER_LOST = "driver lost: its process was killed"
 
 
 def open_run(request: Request, plan: Plan) -> RunRecord:
     """Create the MLflow run and write down everything that is known before it starts."""
-    tracking = request.experiment.tracking
-    record = open_record(
-        tracking, request.outputs, tracking.run_name or request.run_dir.name, request.parent_run_id
-    )
+    tracking, earlier = request.experiment.tracking, request.resumes
+    if earlier is not None:
+        record = reopen_record(tracking, request.outputs, earlier.run_id)
+        (request.run_dir / RESULT).unlink(missing_ok=True)
+    else:
+        name = tracking.run_name or request.run_dir.name
+        record = open_record(tracking, request.outputs, name, request.parent_run_id)
     try:
+        run_file(record, request).write(request.run_dir)
         describe_run(record, request, plan)
+        end_lost_runs(request.outputs)
     except BaseException:
         record.finish("FAILED")
         raise
     return record
 
 
+def run_file(record: RunRecord, request: Request) -> RunFile:
+    """All it takes to launch the run again."""
+    return RunFile(
+        run_id=record.run_id,
+        tracking_uri=record.uri,
+        fingerprint=request.fingerprint,
+        config=request.yaml,
+        overrides=list(request.overrides),
+        working_dir=str(Path.cwd()),
+        import_roots=list(request.import_roots),
+        created=now(),
+    )
+
+
+def end_lost_runs(outputs: Path) -> None:
+    """Runs whose driver was killed say RUNNING until the next start: this one."""
+    for run_dir in lost(outputs):
+        # Not this run's concern: where it cannot be done, the next start tries again.
+        with suppress(RunnerError), locked(run_dir, seconds=0):
+            if read_result(run_dir) is None:  # nobody took it up in between
+                end_lost_run(run_dir)
+
+
+def end_lost_run(run_dir: Path) -> None:
+    """FAILED, in its folder and in MLflow. Raises RunnerError where the store does not answer."""
+    run = RunFile.read(run_dir)
+    run_id, uri = run.run_id, run.tracking_uri
+    if run_id is not None and uri is not None:
+        problem = bounded(lambda: lost_run(uri, run_id, DRIVER_LOST))
+        if problem:
+            raise RunnerError(problem)
+    write_result(run_dir, {"run_id": run_id, "status": "FAILED", "error": DRIVER_LOST})
+
+
 def describe_run(record: RunRecord, request: Request, plan: Plan) -> None:
     """Parameters, config, code version, environment and plan."""
     commit, diff = provenance.git_state(Path.cwd())
-    tags = {"mlflow.source.name": "python -m runner", "runner.run_dir": str(request.run_dir)}
+    tags = {
+        "mlflow.source.name": "python -m runner",
+        "runner.run_dir": str(request.run_dir),
+        "runner.fingerprint": request.fingerprint,
+    }
     record.set_tags({**tags, "mlflow.source.git.commit": commit} if commit else tags)
-    record.log_params({**dict(config.flatten(request.values)), **plan.flat()})
+    if (
+        request.resumes is None
+    ):  # MLflow's parameters never change; config.yaml and plan.txt are those of today
+        record.log_params({**dict(config.flatten(request.values)), **plan.flat()})
     record.log_text(request.yaml, "config.yaml")
     record.log_text("\n".join(request.overrides) + "\n", "overrides.txt")
     record.log_text("\n".join(plan.lines()) + "\n", "plan.txt")
@@ -46,11 +95,11 @@ def describe_run(record: RunRecord, request: Request, plan: Plan) -> None:
         record.log_text(diff, "git.diff")
 
 
-def close_record(record: RunRecord, run_dir: Path, status: str) -> None:
+def close_record(record: RunRecord, run_dir: Path, status: str, error: str | None) -> None:
     """Logs, result and final status; what cannot be stored is said and does not hide how the training ended."""
 
     def store() -> None:
-        record.finish(status)
+        record.finish(status, error)
         for name in ("logs", "plots", "profile"):
             record.log_artifact(run_dir / name)
         record.log_artifact(run_dir / "result.json")
@@ -62,7 +111,7 @@ def close_record(record: RunRecord, run_dir: Path, status: str) -> None:
         )
 
 
-def bounded(action: Callable[[], None], seconds: float = INTERRUPTED_SECONDS) -> str | None:
+def bounded(action: Callable[[], Any], seconds: float = INTERRUPTED_SECONDS) -> str | None:
     """Do `action` for at most `seconds` (an interrupted user waits); the first line of what went wrong, if anything."""
     outcome: list[str | None] = ["no answer"]
 
@@ -75,17 +124,9 @@ def bounded(action: Callable[[], None], seconds: float = INTERRUPTED_SECONDS) ->
     return outcome[0]
 
 
-def _attempt(action: Callable[[], None]) -> str | None:
+def _attempt(action: Callable[[], Any]) -> str | None:
     try:
         action()
     except Exception as error:  # noqa: BLE001 (MLflow's clients raise many types)
         return (str(error).splitlines() or [type(error).__name__])[0]
     return None
-
-
-def write_result(run_dir: Path, result: Result) -> None:
-    """result.json, whole or not at all."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    temporary = run_dir / ".result.json"
-    temporary.write_text(json.dumps(result, indent=2) + "\n")
-    temporary.replace(run_dir / "result.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch.optim import Optimizer
@@ -9,6 +10,9 @@ from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, ReduceLROnPlateau
 
 from runner.errors import refuse
 from runner.schema import Interval
+
+# What schedulers keep in the optimizer's parameter groups.
+KEPT = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 
 
 class Schedule:
@@ -41,6 +45,14 @@ class Schedule:
         self._is_plateau = isinstance(scheduler, ReduceLROnPlateau)
         self._counts_warmup = isinstance(getattr(scheduler, "own", scheduler), (StepLR, MultiStepLR))
         self._step = 0
+        # What a stored state must have been made with, to be continued as it is.
+        self._lengths: dict[str, Any] = {
+            "peaks": list(scheduler.get_last_lr()),
+            "total_steps": total_steps,
+            "warmup": [warmup_steps, warmup_start],
+            "steps_per_epoch": steps_per_epoch,
+        }
+        self._kept = [{key: group[key] for key in KEPT if key in group} for group in optimizer.param_groups]
         if total_steps is not None:
             self._refuse_too_short(total_steps)
         self._set_lr()
@@ -65,12 +77,41 @@ class Schedule:
             self._scheduler.step(value)  # type: ignore[arg-type]  # its argument is the metric
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step, "scheduler": self._scheduler.state_dict()}
+        return {"step": self._step, "lengths": self._lengths, "scheduler": self._scheduler.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step = state["step"]
-        self._scheduler.load_state_dict(state["scheduler"])
+    def resume(self, state: dict[str, Any], step: int) -> None:
+        """Go on as after `step` steps, from the state of the schedule that was in force until then.
+
+        Where lengths or LRs are not what they were (more epochs, another global batch), it stands where a training
+        that always had today's would stand. ReduceLROnPlateau, which no count of steps determines, keeps what it has
+        measured, and its LRs relative to the peak. Call it after the optimizer's own state was loaded.
+        """
+        if state["lengths"] == self._lengths:
+            self._step = state["step"]
+            self._scheduler.load_state_dict(state["scheduler"])
+        elif self._is_plateau:
+            self._step = step
+            self._resume_plateau(state)
+        else:
+            # The scheduler's own first values, which the loaded optimizer has not.
+            for group, kept in zip(self._optimizer.param_groups, self._kept, strict=True):
+                group.update(kept)
+            self._set_lr(warm_up=False)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                for _ in range(step):
+                    self.advance()
         self._set_lr()
+
+    def _resume_plateau(self, state: dict[str, Any]) -> None:
+        lrs = zip(
+            state["scheduler"]["_last_lr"], state["lengths"]["peaks"], self._lengths["peaks"], strict=True
+        )
+        self._scheduler.load_state_dict(state["scheduler"])
+        self._scheduler._last_lr = [
+            lr if peak == before else lr / before * peak  # not a bit off where nothing changed
+            for lr, before, peak in lrs
+        ]
 
     def _is_due(self, step: int) -> bool:
         """Whether the scheduler is stepped after the training's `step`-th step."""

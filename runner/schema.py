@@ -42,6 +42,17 @@ class Split(Enum):
     val = "val"
 
 
+class OnNonfinite(Enum):
+    stop = "stop"  # end the training at that step
+    skip = "skip"  # leave the step out
+    ignore = "ignore"  # do not look
+
+
+class Resume(Enum):
+    never = "never"
+    auto = "auto"  # continue an unfinished run of the same config
+
+
 class Interval(Enum):
     step = "step"
     epoch = "epoch"
@@ -170,13 +181,19 @@ class Trainer:
     min_delta: float = 0.0  # what counts as better for `patience`
     log_norms: bool = False  # norms of gradient and parameters
     profile_steps: int | None = None  # torch.profiler over the first steps, kept in profile/
+    on_nonfinite: OnNonfinite = OnNonfinite.stop  # a NaN or infinite loss or gradient
+    max_failures: int = 3  # restarts after a lost process, from the last checkpoint
+    watchdog_seconds: float | None = 300.0  # end a rank that makes no progress for so long; null: never
 
 
 @dataclass
 class Checkpoint:
     enabled: bool = True
-    every_epochs: int = 1
-    keep: int = 2  # the last ones; the best is kept besides
+    every_epochs: int | None = 1
+    every_steps: int | None = None  # optimizer steps
+    every_minutes: float | None = None
+    keep: int = 2  # the last ones
+    keep_best: int = 1  # and the best ones
     monitor: str = "val/loss"
     mode: Mode = Mode.min
 
@@ -203,7 +220,7 @@ class Horovod:
     cache_capacity: int = 1024
     gloo_timeout_s: int = 30
     stall_warning_s: int = 60
-    stall_shutdown_s: int = 0
+    stall_shutdown_s: int = 600  # behind trainer.watchdog_seconds
     timeline: bool = False  # HOROVOD_TIMELINE, kept in profile/
 
 
@@ -235,5 +252,6 @@ class Experiment:
     horovod: Horovod
     tracking: Tracking
     seed: int = 0
+    resume: Resume = Resume.never
     dry_run: bool = False
     verbose: bool = False

@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from runner import checkpoint, schema
-from runner.communicator import Communicator, device
-from runner.errors import RunnerError, TrainingError, own_line
+from runner import schema
+from runner.checkpoint_writer import Writer
+from runner.communicator import Communicator, LostPeerError, device, lost_peer
+from runner.diagnosis import FirstFailure
+from runner.errors import RunnerError, TrainingError
 from runner.examine import examine
 from runner.ingest.batches import Ingest, Place
 from runner.ingest.dataloader import LoaderIngest
+from runner.ingest.observed import ObservedIngest
 from runner.ingest.ray_data import RayDataIngest
+from runner.ingest.row_order import Sampler
 from runner.ingest.rows import Splits
 from runner.ingest.tensors import TensorIngest, as_tensors
-from runner.learner import Learner, build_learner
-from runner.loop import Metrics, TrainState, fit
+from runner.learner import build_learner
+from runner.loop import Metrics, TrainState, fit, restart
 from runner.parameters import Weights
 from runner.plan import DataFacts, Plan
 from runner.profile import FOLDER, ProfiledIngest
 from runner.rank_log import captured, log_path
+from runner.run_folder import locked
+from runner.saving import Due, Training, agree, resume, snapshot
 from runner.schema import Experiment, Precision
-from runner.tracking import Tracker, open_tracker
+from runner.snapshot import Snapshot
+from runner.tracking import NullTracker, Tracker, open_tracker
+from runner.tracking.artifacts import fetch_checkpoints
+from runner.watchdog import NullWatchdog, Watchdog, open_watchdog
 
 REPORT_SECONDS = 1.0
 MODEL_EXAMPLE_ROWS = 2  # with a single row torch.export would fix the batch size at 1
@@ -52,6 +60,8 @@ class Job:
     working_dir: Path
     import_roots: tuple[str, ...]
     attachments: Mapping[str, bytes]  # files that every checkpoint keeps: the fitted preprocessing
+    fingerprint: str = ""  # of what the numbers depend on
+    resumes: bool = False  # a run that was begun before
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class Memory:
 
     splits: Splits
     initial: Weights | None = None  # what the model starts from
+    sampler: Sampler | None = None  # the user's order of the training rows
 
 
 Shards = Mapping[str, Any]
@@ -70,63 +81,133 @@ Connect = Callable[[], Communicator]
 
 
 def train_loop_per_worker(
-    job: Job, memory: Memory, shards: Shards, connect: Connect, report: Report, rank: int
+    job: Job,
+    memory: Memory,
+    shards: Shards,
+    connect: Connect,
+    report: Report,
+    rank: int,
+    is_restart: bool = False,
 ) -> None:
-    """Train on this rank, with its output in logs/rank-N.log and a failure in errors/rank-N.json.
+    """Train on this rank, with its output in logs/rank-N.log and a failure in errors/rank-N.json; `enter` comes first.
 
-    With Ray Data ingest `shards` are this rank's DataIterators by split.
+    With Ray Data ingest `shards` are this rank's DataIterators by split. `is_restart`: after a lost process.
     """
-    enter(job)
+    failed = FirstFailure(job.run_dir, rank)
     with captured(log_path(job.run_dir, rank)):
         try:
-            train(job, memory, shards, connect(), report)
-        except Exception as error:
-            record_error(job.run_dir, rank, error)
-            traceback.print_exc()
+            train(job, memory, shards, connect(), report, is_restart, failed)
+        except (Exception, SystemExit) as error:
+            failed(error)
+            if isinstance(lost := lost_peer(error), LostPeerError):
+                print(
+                    f"rank {rank}: {lost}"
+                )  # a consequence: the trace of the cause is in another rank's log
+            else:
+                traceback.print_exc()
+            if isinstance(error, SystemExit):  # ending quietly would look like being killed
+                raise TrainingError(f"sys.exit({error.code}) was called") from error
             raise
 
 
-def train(job: Job, memory: Memory, shards: Shards, communicator: Communicator, report: Report) -> None:
-    """Build, fit, and after each epoch and validation: checkpoint, track, report."""
-    experiment, plan = job.experiment, job.plan
-    is_chief = communicator.rank == 0
-    settle(experiment, plan)
-    place = placement(experiment, device(communicator, plan.resources.use_gpu))
-    learner = build_learner(experiment, plan, job.data, communicator, place.device, memory.initial)
+def train(
+    job: Job,
+    memory: Memory,
+    shards: Shards,
+    communicator: Communicator,
+    report: Report,
+    is_restart: bool = False,
+    failed: Callable[[BaseException | None], None] = lambda error: None,
+) -> None:
+    """Build or resume, fit, and after each epoch and validation: checkpoint, track, report. `failed` is told an error
+    before anything is closed."""
+    experiment, plan, settings = job.experiment, job.plan, job.experiment.checkpoint
+    rank, checkpoints = communicator.rank, job.run_dir / "checkpoints"
     state = TrainState()
-    best: Metrics = {}
-    unreported: list[Metrics] = []
-    started = time.time()
-    with (
-        contextlib.closing(open_ingest(job, memory.splits, shards, communicator.rank, place)) as ingest,
-        # Only rank 0 writes checkpoints and metrics.
-        tracking(
-            open_tracker(experiment.tracking, job.tracking_uri if is_chief else None, job.run_id)
-        ) as tracker,
-    ):
-        for metrics in fit(state, plan, learner, ingest, communicator):
-            is_best = state.best_step == state.step
-            best = metrics if is_best else best
-            if is_chief:
-                tracker.log_metrics(metrics, step=state.step)
-                save(job, state, learner, metrics, is_best, tracker)
-            unreported.append(metrics)
+    with contextlib.ExitStack() as open_now:  # closed in the reverse order
+        watchdog = open_now.enter_context(watched(job, communicator, state))
+        if rank == 0:  # a killed driver's workers may live on for seconds
+            open_now.enter_context(locked(job.run_dir, "rank-0.lock"))
+        settle(experiment, plan)
+        place = placement(experiment, device(communicator, plan.resources.use_gpu))
+        learner = build_learner(experiment, plan, job.data, communicator, place.device, memory.initial)
+        ingest = open_now.enter_context(contextlib.closing(open_ingest(job, memory, shards, rank, place)))
+        training = Training(plan, learner, state)
+        restart(training.stretch, communicator)
+        goes_on = job.resumes or is_restart
+        if goes_on:
+            resumed = resume(training, checkpoints, communicator, experiment.seed, uploaded(job))
+            past = training.measured()
+            report({"resumed": resumed, "history": [measured.metrics for measured in past]})
+        tracker: Tracker = NullTracker()
+        if rank == 0:  # it alone writes checkpoints and metrics
+            history = training.measured() if goes_on else None
+            opened = open_tracker(experiment.tracking, job.tracking_uri, job.run_id, history)
+            tracker = open_now.enter_context(tracking(opened))
+        writer = Writer(
+            checkpoints, settings.keep, settings.keep_best, plan.goal.maximise, partial(upload, tracker)
+        )
+        open_now.enter_context(contextlib.closing(writer))
+        open_now.push(lambda kind, error, trace: failed(error))  # at once: to close all that may take seconds
+        unreported: list[Metrics] = []
+        started = time.time()
+        moments = fit(
+            state,
+            training.stretch,
+            plan,
+            learner,
+            ObservedIngest(ingest, watchdog.beat),
+            communicator,
+            Due(settings, plan.total_steps, communicator),
+        )
+        for metrics, is_due in moments:
+            is_best = bool(metrics) and state.best_step == state.step
+            if metrics:
+                training.best = metrics if is_best else training.best
+                tracker.log_metrics(training.add(metrics))
+                unreported.append(metrics)
+            if settings.enabled and (is_due or is_best):
+                save(job, training, metrics, is_best, communicator, writer)
+            watchdog.beat()
             # A report waits for the driver, so short epochs share one; the seconds are the same on all ranks.
             if sum(each["seconds/training"] for each in unreported) > REPORT_SECONDS:
                 report({"history": unreported})
                 unreported = []
         trained = time.time()
         model = learner.evaluated_model()
-        trained_to: dict[str, Any] = {"history": unreported, "best": best, "started": started}
+        trained_to: dict[str, Any] = {"history": unreported, "best": training.best, "started": started}
         trained_to["weights_sha256"] = agree(learner.model, model, communicator)
         if experiment.tracking.plots:
             task = experiment.dataset.task
             trained_to["examined"] = examine(model, task, ingest, job.data, communicator, learner.autocast)
         communicator.close()  # nothing is left to agree on; even idle ranks take turns every millisecond
+        watchdog.close()
         report(trained_to)  # before the model is stored: the driver draws the plots meanwhile
-        if is_chief and experiment.tracking.log_model:
+        writer.close()
+        if rank == 0 and experiment.tracking.log_model:
             tracker.log_model(model, place(example(memory.splits)).cpu())
     report({"seconds": {"training": trained - started, "tracking": time.time() - trained}})
+
+
+def watched(
+    job: Job, communicator: Communicator, state: TrainState
+) -> contextlib.closing[Watchdog | NullWatchdog]:
+    """A watchdog that knows where the training stands."""
+
+    def position() -> str:
+        return f"step {state.step + 1} of {job.plan.total_steps}, epoch {state.epoch + 1}"
+
+    seconds = job.experiment.trainer.watchdog_seconds
+    return contextlib.closing(
+        open_watchdog(job.run_dir / "stalls", communicator.rank, seconds, communicator, position)
+    )
+
+
+def uploaded(job: Job) -> Callable[[], Iterable[Path]]:
+    """The run's checkpoints in the tracking store, where this node has none."""
+    if job.tracking_uri is None or job.run_id is None:
+        return tuple
+    return partial(fetch_checkpoints, job.tracking_uri, job.run_id, job.run_dir / "fetched")
 
 
 @contextlib.contextmanager
@@ -151,15 +232,16 @@ def placement(experiment: Experiment, on: torch.device) -> Place:
     return Place(on, torch.float64 if experiment.trainer.precision is Precision.float64 else None)
 
 
-def open_ingest(job: Job, splits: Splits, shards: Shards, rank: int, place: Place) -> Ingest:
+def open_ingest(job: Job, memory: Memory, shards: Shards, rank: int, place: Place) -> Ingest:
     trainer, dataset, seed = job.experiment.trainer, job.experiment.dataset, job.experiment.seed
+    splits, sampler = memory.splits, memory.sampler
     ingest: Ingest
     if dataset.ingest is schema.Ingest.ray_data:
         ingest = RayDataIngest(shards, splits, job.plan, seed, rank, place, dataset.shuffle_rows)
     elif dataset.ingest is schema.Ingest.dataloader:
-        ingest = LoaderIngest(splits, job.plan, seed, rank, place, dataset.loader_workers)
+        ingest = LoaderIngest(splits, job.plan, seed, rank, place, dataset.loader_workers, sampler)
     else:
-        ingest = TensorIngest(splits, job.plan, seed, rank, place)
+        ingest = TensorIngest(splits, job.plan, seed, rank, place, sampler)
     if trainer.profile_steps and rank == 0:
         ingest = ProfiledIngest(ingest, trainer.profile_steps, job.run_dir / FOLDER / "torch-trace.json")
     return ingest
@@ -185,71 +267,24 @@ def settle(experiment: Experiment, plan: Plan) -> None:
 
 
 def save(
-    job: Job, state: TrainState, learner: Learner, metrics: Metrics, is_best: bool, tracker: Tracker
+    job: Job, training: Training, metrics: Metrics, is_best: bool, communicator: Communicator, writer: Writer
 ) -> None:
-    """Commit a checkpoint of this step when it is due or the best; upload it as last, best or both."""
-    settings, plan = job.experiment.checkpoint, job.plan
-    is_last = state.stopped or state.step == plan.total_steps
-    is_due = is_last or state.step % (settings.every_epochs * plan.steps_per_epoch) == 0
-    if not settings.enabled or not (is_due or is_best):
-        return
-    root = job.run_dir / "checkpoints"
-    path = checkpoint.commit(
-        root,
-        f"step-{state.step:08d}",
-        learner.evaluated_model().state_dict(),
-        learner.state_dict(),
-        {
-            "epoch": state.epoch,
-            "step": state.step,
-            "best": state.best,
-            "is_best": is_best,
-            "num_workers": job.plan.num_workers,
-            "metrics": metrics,
-            "run_id": job.run_id,
-        },
-        job.attachments,
-    )
+    """Hand a copy of the training to the writer. Collective: it holds the state of every rank."""
+    facts = {
+        "is_best": is_best,
+        "value": metrics.get(job.plan.goal.monitor),
+        "metrics": metrics,
+        "run_id": job.run_id,
+        "fingerprint": job.fingerprint,
+        "data": job.data.identity(),
+        "learning_rate": job.plan.learning_rate.line(),
+    }
+    written = snapshot(training, communicator, facts, dict(job.attachments))
+    if written is not None:
+        writer.put(written)
+
+
+def upload(tracker: Tracker, path: Path, written: Snapshot) -> None:
     tracker.log_artifact(path, "checkpoints/last")
-    if is_best:
+    if written.facts["is_best"]:
         tracker.log_artifact(path, "checkpoints/best")
-    checkpoint.prune(root, settings.keep, best_checkpoint(root))
-
-
-def best_checkpoint(root: Path) -> Path | None:
-    """The newest checkpoint that was the best when it was written."""
-    for path in reversed(checkpoint.committed(root)):
-        manifest = path / checkpoint.MANIFEST  # gone where a deletion was cut short
-        if manifest.exists() and json.loads(manifest.read_text())["is_best"]:
-            return path
-    return None
-
-
-def agree(model: nn.Module, evaluated: nn.Module, communicator: Communicator) -> str:
-    """The evaluated weights' sha256 (rank 0's); raises TrainingError when the ranks' parameters differ."""
-    parameters = checkpoint.weights_sha256(dict(model.named_parameters()))
-    digests = communicator.allgather(torch.tensor(list(bytes.fromhex(parameters))))
-    if not (digests == digests[0]).all():
-        raise TrainingError(
-            "the ranks ended with different weights: is a parameter changed outside the optimizer?"
-        )
-    return checkpoint.weights_sha256(evaluated.state_dict())
-
-
-def record_error(run_dir: Path, rank: int, error: Exception) -> None:
-    """Each rank writes its own failure: the driver reports the earliest, which is the cause of the others."""
-    path = run_dir / "errors" / f"rank-{rank}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(
-            {
-                "time": time.time(),
-                "rank": rank,
-                "host": socket.gethostname(),
-                "type": type(error).__name__,
-                "message": str(error),
-                "line": None if isinstance(error, RunnerError) else own_line(error),  # ours say what is wrong
-                "traceback": "".join(traceback.format_exception(error)),
-            }
-        )
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 
 from runner import schema
+from runner.loop import Stretch, TrainState, fit
 from runner.plan import DataFacts, Machine, ResourcePlan, make_plan, plan_resources
 from runner.schema import Experiment
 
 LAPTOP = Machine(cpus=2)
+TIMES = ("seconds/", "step_seconds/", "throughput/")
 
 
 def make_experiment(settings: dict[str, Any] | None = None) -> Experiment:
@@ -67,11 +70,23 @@ def plan_for(
     return make_plan(experiment, DataFacts(rows, val_rows, (1,), 1), ResourcePlan(workers, 0.5, 0.0))
 
 
+def metrics_of(state: TrainState, plan: Any, learner: Any, ingest: Any, communicator: Any) -> Any:
+    """The metrics that the loop yields from `state` on."""
+    moments = fit(state, Stretch(), plan, learner, ingest, communicator)
+    return (moment.metrics for moment in moments)
+
+
+def without_times(metrics: dict[str, float]) -> dict[str, float]:
+    """Those that are equal each time."""
+    return {key: value for key, value in metrics.items() if not key.startswith(TIMES)}
+
+
 class Rank:
     """A Communicator whose ranks are threads of this process that meet at a barrier."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, slots: list[Any]) -> None:
         self.rank, self.size, self.local_rank = rank, size, rank
+        self.waiting, self.waited = None, 0.0
         self._barrier, self._slots = barrier, slots
 
     def allreduce_mean(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,7 +96,8 @@ class Rank:
         return torch.stack(self._exchange(tensor))
 
     def broadcast(self, value: Any) -> Any:
-        return self._exchange(value)[0]
+        found = self._exchange(value)[0]
+        return found if self.rank == 0 else copy.deepcopy(found)  # as between processes, nothing is shared
 
     def broadcast_model(self, model: nn.Module) -> None:
         with torch.no_grad():

@@ -8,14 +8,14 @@ import pytest
 
 from tests.composed import CONF
 
-OFFSETS = 20  # in time, and as many in lines of the code
+OFFSETS = 20  # in time, as many in lines of the code, and all calls of the file system
 
 # One process imports torch, forks a child for each offset and looks at what the killed child left.
 PROGRAM = '''
 import json, os, signal, sys, threading, time
 from pathlib import Path
 import torch
-from runner import checkpoint
+from runner import checkpoint, retention
 
 mode, root, offsets = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
@@ -38,21 +38,51 @@ def lines(limit=None):
     sys.settrace(trace)
     return seen
 
+def calls(limit=None):
+    """The same for calls that touch the file system, those inside shutil among them."""
+    seen = [0]
+    def hook(event, arguments):
+        if event.startswith("os.") or event == "open":
+            seen[0] += 1
+            if seen[0] == limit:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    return seen
+
+def again(folder):  # the last epoch once more, as after a resume
+    commit(folder, 2)
+
+def prune(folder):
+    commit(folder, 3)
+    retention.prune(folder, keep=2, keep_best=0, maximise=True)
+
+WORK = {"lines": again, "again": again, "prune": prune}
+WATCH = {"lines": lines, "again": calls, "prune": calls}
+
+def before(folder):
+    commit(folder, 1)
+    if mode != "lines":
+        commit(folder, 2)
+
 def child(folder, offset):
-    if mode == "lines":
-        commit(folder, 1)
-        lines(offset)
-        commit(folder, 2)
-    elif mode == "again":  # the last epoch once more, as after a resume
-        commit(folder, 1)
-        commit(folder, 2)
-        lines(offset)
-        commit(folder, 2)
-    else:
-        epoch = 0
-        while True:
-            epoch += 1
+    if mode == "time":
+        for epoch in range(1, 10_000):
             commit(folder, epoch)
+    before(folder)
+    WATCH[mode](offset)
+    WORK[mode](folder)
+
+def count(folder):
+    """Lines or calls that the work takes."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        before(folder)
+        seen = WATCH[mode]()
+        WORK[mode](folder)
+        os.write(writing, str(seen[0]).encode())
+        os._exit(0)
+    os.wait()
+    return int(os.read(reading, 100))
 
 def examine(folder):
     newest = checkpoint.latest(folder)
@@ -78,14 +108,14 @@ commit(root / "warm", 1)
 started = time.perf_counter()
 commit(root / "warm", 2)
 seconds = time.perf_counter() - started
-seen = lines()
-commit(root / "warm", 3)
-sys.settrace(None)
-total, found = seen[0], []
+found = []
 if mode == "time":
     moments = [seconds * 2 * index / offsets for index in range(offsets)]
-else:
+elif mode == "lines":
+    total = count(root / "counted")
     moments = sorted({1 + index * total // offsets for index in range(offsets)} | {total - 1, total})
+else:
+    moments = range(1, count(root / "counted") + 1)
 for index, at in enumerate(moments):
     folder = root / f"{mode}-{index}"
     pid = os.fork()
@@ -114,18 +144,22 @@ def kill(mode, root):
     return found
 
 
-@pytest.mark.parametrize("mode", ["time", "lines", "again"])
-def test_a_kill_during_a_commit_leaves_a_whole_checkpoint(tmp_path, mode):
+@pytest.mark.parametrize("mode", ["time", "lines", "again", "prune"])
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path, mode):
     found = kill(mode, tmp_path)
     for outcome in found:
         assert outcome["loaded"] is not None, "nothing could be loaded"
         assert outcome["whole"]
         assert outcome["after"] == [], "the next commit left the half-written one lying"
-        assert outcome["loaded"] == max(outcome["verified"])
+        # What had been committed is not torn: nothing half-written, and nothing half-deleted, has its name.
+        assert outcome["verified"] == outcome["committed"]
+        assert outcome["loaded"] == max(outcome["committed"])
     if mode == "time":
-        # Nothing that had been committed is lost or torn: 1 … n, all of them good.
-        for outcome in found:
-            assert outcome["verified"] == outcome["committed"] == list(range(1, outcome["loaded"] + 1))
+        for outcome in found:  # nor lost
+            assert outcome["committed"] == list(range(1, outcome["loaded"] + 1))
+    elif mode == "prune":
+        assert {outcome["loaded"] for outcome in found} == {2, 3}
+        assert {tuple(outcome["committed"]) for outcome in found} == {(1, 2), (1, 2, 3), (2, 3)}
     else:
         assert {outcome["loaded"] for outcome in found} == {1, 2}
     assert any(outcome["left"] for outcome in found), "no kill hit a commit while it wrote"

@@ -1,8 +1,17 @@
-"""One process without communication, and the settings that Horovod reads when it starts."""
+"""One process without communication, the settings that Horovod reads when it starts, and two real ranks of it."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
-from runner.communicator import SingleProcess, device, environment
+from runner.communicator import LostPeerError, SingleProcess, device, environment, lost_peer
+from runner.errors import TrainingError
 from runner.schema import Horovod
 from tests.fakes import on_ranks
 
@@ -13,6 +22,7 @@ def test_a_single_process_talks_to_itself():
     assert torch.equal(alone.allreduce_mean(tensor), tensor)
     assert torch.equal(alone.allgather(tensor), tensor[None])
     assert alone.broadcast("value") == "value"
+    assert (alone.waiting, alone.waited) == (None, 0.0)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     assert alone.distribute(optimizer, torch.nn.Linear(1, 1), 2) is optimizer
 
@@ -50,3 +60,152 @@ def test_the_tests_own_ranks_average_gather_and_broadcast():
         )
 
     assert on_ranks(3, rank) == [([1.0], [[0.0], [1.0], [2.0]], 0)] * 3
+
+
+# Two ranks of Horovod. Rank 1 is always late, and is killed in the end.
+
+RANK = """
+import json, os, signal, threading, time
+from pathlib import Path
+import torch
+from runner.communicator import HorovodCommunicator, lost_peer
+from runner.schema import Horovod
+
+torch.set_num_threads(1)
+talk = HorovodCommunicator(Horovod(), deterministic=False)
+models = [torch.nn.Linear(3, 1) for _ in range(2)]
+optimizers = [talk.distribute(torch.optim.SGD(model.parameters(), 0.1), model, 1) for model in models]
+found, seen = {}, []
+
+def look():
+    while True:
+        seen.append(talk.waiting)
+        time.sleep(0.001)
+
+threading.Thread(target=look, daemon=True).start()
+
+def backward(model):
+    model(torch.ones(2, 3)).sum().backward()
+
+def step():
+    backward(models[0])
+    with talk.averaged(optimizers[0]):
+        optimizers[0].step()
+
+for name, call in {
+    "allreduce": lambda: talk.allreduce_mean(torch.ones(2)),
+    "allgather": lambda: talk.allgather(torch.ones(2)),
+    "broadcast": lambda: talk.broadcast([1, 2]),
+    "broadcast_model": lambda: talk.broadcast_model(models[0]),
+    "gradients": step,
+}.items():
+    talk.allgather(torch.zeros(1))
+    seen.clear()
+    before, began = talk.waited, time.monotonic()
+    if talk.rank == 1:
+        time.sleep(0.5)
+    call()
+    took = time.monotonic() - began
+    found[name] = [talk.waited - before, took, talk.waiting, sorted({name for name in seen if name})]
+
+def failure(call):
+    try:
+        call()
+    except Exception as error:
+        told = lost_peer(error)
+        return [type(error).__name__, type(error.__cause__).__name__, type(told).__name__, str(told)]
+
+found["mismatched"] = failure(lambda: talk.allreduce_mean(torch.ones(2 + talk.rank)))
+optimizers[0].zero_grad()
+if talk.rank == 1:
+    time.sleep(0.3)
+    Path("killed").write_text(str(time.time()))
+    os.kill(os.getpid(), signal.SIGKILL)
+found["lost"] = failure(lambda: talk.allgather(torch.ones(2)))
+found["seconds"] = time.time() - float(Path("killed").read_text())
+found["waiting"] = talk.waiting
+time.sleep(1)  # Horovod's background thread hangs if it is asked for more while it ends
+found["hook"] = failure(lambda: backward(models[1]))
+Path("found.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What rank 0 has found."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+
+    folder = tmp_path_factory.mktemp("ranks")
+    server = RendezvousServer()
+    port = server.start()
+    slots = get_host_assignments(parse_hosts("localhost:2"), 2)
+    server.init(slots)
+    common = {**create_run_env_vars("127.0.0.1", {"lo"}, port), "PYTHONPATH": Path(__file__).parents[1]}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            cwd=folder,
+            env={
+                **os.environ,
+                **{key: str(value) for key, value in common.items()},
+                **create_slot_env_vars(slot),
+            },
+            stderr=subprocess.DEVNULL,  # Horovod's background thread tells of the lost connection too
+        )
+        for slot in slots
+    ]
+    try:
+        assert [process.wait(100) for process in processes] == [0, -signal.SIGKILL]
+        return json.loads((folder / "found.json").read_text())
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        server.stop()
+        server._httpd.server_close()
+
+
+@pytest.mark.parametrize(
+    ("collective", "name"),
+    [
+        ("allreduce", "allreduce"),
+        ("allgather", "allgather"),
+        ("broadcast", "broadcast"),
+        ("broadcast_model", "broadcast of the model"),
+        ("gradients", "gradients"),
+    ],
+)
+def test_waiting_for_another_rank_is_measured_and_named(found, collective, name):
+    waited, took, waiting_after, seen = found[collective]
+    assert 0.4 < waited <= took
+    assert waiting_after is None
+    assert name in seen
+
+
+def test_ranks_that_do_not_agree_have_lost_no_peer(found):
+    assert found["mismatched"] == ["TrainingError", "HorovodInternalError", "NoneType", "None"]
+
+
+def test_a_killed_peer_is_an_error_within_seconds(found):
+    kind, cause, _, message = found["lost"]
+    assert (kind, cause) == ("LostPeerError", "HorovodInternalError")
+    assert message.startswith("a collective failed: another rank ended or stopped answering (")
+    assert found["seconds"] < 5
+    assert found["waiting"] is None
+
+
+def test_what_a_gradient_s_hook_raises_for_a_lost_peer_is_known(found):
+    kind, _, told, message = found["hook"]
+    assert (kind, told) == ("HorovodInternalError", "LostPeerError")
+    assert (
+        message == "a collective failed: another rank ended or stopped answering (Horovod has been shut down)"
+    )
+
+
+def test_other_errors_are_not_of_a_lost_peer():
+    assert lost_peer(RuntimeError("Horovod has been shut down")) is None
+    lost = LostPeerError("gone")
+    assert lost_peer(lost) is lost
+    assert isinstance(lost, TrainingError)

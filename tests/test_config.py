@@ -183,11 +183,18 @@ def test_the_default_targets_take_their_arguments():
                 "trainer.accumulation_steps",
                 "trainer.limit_batches",
                 "checkpoint.every_epochs",
-                "checkpoint.keep",
+                "checkpoint.every_steps",
+                "checkpoint.keep_best",
                 "lr_scaling.base_batch_size",
                 "+dataset.limit_rows",
                 "horovod.groups",
             )
+        ),
+        ("checkpoint.keep", "1", "checkpoint.keep=1: must be 2 or more; type checkpoint.keep=2"),
+        ("trainer.max_failures", "-1", "trainer.max_failures=-1: must be 0 or more; type trainer.max_failures=0"),
+        *(
+            (key, "0", f"{key}=0.0: must be a finite number above 0; type {key}={remedy}")
+            for key, remedy in (("trainer.watchdog_seconds", 300), ("checkpoint.every_minutes", 10))
         ),
         ("trainer.batch_size", "-4", "trainer.batch_size=-4: must be 1 or more; type trainer.batch_size=1"),
         (

@@ -19,7 +19,7 @@ from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
 from runner.learner import build_learner
-from runner.loop import TrainState, fit
+from runner.loop import Stretch, TrainState, fit
 from runner.plan import DataFacts, ResourcePlan, make_plan
 from runner.schema import Precision, Task
 from tests.fakes import make_experiment, on_ranks
@@ -65,7 +65,8 @@ def trained(model, layout, precision=Precision.float64, val_rows=VAL_ROWS, **set
     def rank(communicator):
         learner = build_learner(experiment, plan, facts, communicator, CPU)
         ingest = TensorIngest(rows, plan, SEED, communicator.rank, Place(CPU))
-        metrics = list(fit(TrainState(), plan, learner, ingest, communicator))
+        moments = fit(TrainState(), Stretch(), plan, learner, ingest, communicator)
+        metrics = [moment.metrics for moment in moments]
         return dict(learner.model.state_dict()), metrics, learner
 
     return on_ranks(workers, rank)

@@ -15,12 +15,12 @@ from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
 from runner.learner import Learner
-from runner.loop import Stretch, TrainState, evaluate, fit, step, summary
+from runner.loop import Stretch, TrainState, evaluate, step, summary
 from runner.objective import objective
 from runner.plan import DataFacts
 from runner.schedule import Schedule
 from runner.schema import Interval, Task
-from tests.fakes import make_experiment, on_ranks, plan_for
+from tests.fakes import make_experiment, metrics_of, on_ranks, plan_for, without_times
 
 CPU = Place(torch.device("cpu"))
 EPOCHS, LR, SEED = 3, 0.05, 11
@@ -74,7 +74,7 @@ def training(splits, model, layout, task, momentum=0.0):
         learner = learner_of(model, communicator, accumulation, task, momentum)
         ingest = TensorIngest(in_memory(splits), plan, SEED, communicator.rank, CPU)
         state = TrainState()
-        metrics = list(fit(state, plan, learner, ingest, communicator))
+        metrics = list(metrics_of(state, plan, learner, ingest, communicator))
         return {name: tensor.numpy() for name, tensor in learner.model.state_dict().items()}, metrics, state
 
     return on_ranks(workers, rank)
@@ -107,11 +107,6 @@ def in_numpy(splits, weights, bias):
     return weights, bias, history
 
 
-def without_time(metrics):
-    timed = ("throughput/samples_per_second", "seconds/training")
-    return {key: value for key, value in metrics.items() if key not in timed}
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_any_number_of_ranks_trains_as_numpy_does(rows, layout):
@@ -123,7 +118,7 @@ def test_any_number_of_ranks_trains_as_numpy_does(rows, layout):
     for found, metrics, state in training(splits, model, layout, Task.regression):
         np.testing.assert_allclose(found["layers.1.weight"], weights.T, rtol=0, atol=1e-12)
         np.testing.assert_allclose(found["layers.1.bias"], [bias], rtol=0, atol=1e-12)
-        assert [without_time(epoch) for epoch in metrics] == [pytest.approx(e, abs=1e-12) for e in history]
+        assert [without_times(epoch) for epoch in metrics] == [pytest.approx(e, abs=1e-12) for e in history]
         assert (state.epoch, state.step) == (EPOCHS, EPOCHS * -(-rows // GLOBAL_BATCH))
 
 
@@ -137,7 +132,7 @@ def test_any_number_of_ranks_gives_one_rank_s_classifier(layout):
         for name, tensor in expected.items():
             np.testing.assert_allclose(found[name], tensor, rtol=0, atol=1e-12)
         for epoch, wanted in zip(metrics, history, strict=True):
-            assert without_time(epoch) == pytest.approx(without_time(wanted), abs=1e-12)
+            assert without_times(epoch) == pytest.approx(without_times(wanted), abs=1e-12)
 
 
 def test_classification_metrics_are_numpy_s_over_all_validation_rows():
@@ -156,6 +151,7 @@ def test_an_epoch_s_metrics_and_their_names():
         "train/loss",
         "throughput/samples_per_second",
         "seconds/training",
+        "step_seconds/rank-0",
         "val/loss",
         "val/mae",
         "lr",
@@ -169,12 +165,13 @@ def test_an_epoch_s_metrics_and_their_names():
 def test_the_time_of_an_epoch_is_the_slowest_rank_s():
     class SlowPeer(SingleProcess):
         def allgather(self, tensor):
-            return torch.stack([tensor, torch.tensor([0.0, 0.0, 0.0, 600.0], dtype=torch.float64)])
+            return torch.stack([tensor, torch.tensor([0.0, 0.0, 0.0, 600.0, 590.0], dtype=torch.float64)])
 
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
-    stretch = Stretch(loss=torch.tensor([24.0, 48.0, 48.0], dtype=torch.float64), steps=2)
-    metrics, rows = summary(stretch, learner, SlowPeer())
-    assert (metrics["train/loss"], rows) == (0.5, 48)
+    stretch = Stretch(loss=torch.tensor([24.0, 48.0, 48.0], dtype=torch.float64), steps=2, expected=48)
+    metrics = summary(stretch, learner, SlowPeer())
+    assert metrics["train/loss"] == 0.5
+    assert metrics["step_seconds/rank-1"] == (600 - 590) / 2
     assert metrics["seconds/training"] == 600.0
     assert metrics["throughput/samples_per_second"] == 48 / 600
 
@@ -184,7 +181,7 @@ def test_fit_goes_on_from_the_state_it_is_given():
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
     state = TrainState(epoch=2, step=4)
     metrics = list(
-        fit(state, plan, learner, TensorIngest(in_memory(splits), plan, SEED, 0, CPU), SingleProcess())
+        metrics_of(state, plan, learner, TensorIngest(in_memory(splits), plan, SEED, 0, CPU), SingleProcess())
     )
     assert [epoch["epoch"] for epoch in metrics] == [3]
     assert (state.epoch, state.step) == (3, 6)
@@ -229,7 +226,9 @@ def test_the_model_trains_in_training_mode_and_is_evaluated_in_evaluation_mode()
     splits, plan = regression(24), plan_for(1, 24, rows=24, val_rows=7, epochs=2)
     learner = learner_of(Watching(3, 1), SingleProcess(), 1, Task.regression)
     list(
-        fit(TrainState(), plan, learner, TensorIngest(in_memory(splits), plan, SEED, 0, CPU), SingleProcess())
+        metrics_of(
+            TrainState(), plan, learner, TensorIngest(in_memory(splits), plan, SEED, 0, CPU), SingleProcess()
+        )
     )
     assert seen == [(True, True), (False, False)] * 2
 
@@ -253,9 +252,20 @@ def test_a_step_too_many_in_an_epoch_is_an_error():
     splits, plan = regression(48), plan_for(1, 24, rows=48, val_rows=7)
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
     ingest = TensorIngest(in_memory(splits), plan_for(1, 24, rows=48, val_rows=7), SEED, 0, CPU)
-    ingest.steps = lambda epoch: [*TensorIngest.steps(ingest, epoch), next(TensorIngest.steps(ingest, epoch))]
-    with pytest.raises(TrainingError, match="an epoch of 2 steps was left after 1"):
-        list(fit(TrainState(), plan, learner, ingest, SingleProcess()))
+    ingest.steps = lambda epoch, done: [
+        *TensorIngest.steps(ingest, epoch),
+        next(TensorIngest.steps(ingest, epoch)),
+    ]
+    with pytest.raises(TrainingError, match="an epoch of 2 steps went on after its end"):
+        list(metrics_of(TrainState(), plan, learner, ingest, SingleProcess()))
+
+
+def test_an_epoch_without_a_step_left_is_an_error_and_no_endless_loop():
+    splits, plan = regression(48), plan_for(1, 24, rows=48, val_rows=7)
+    learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
+    ingest = TensorIngest(in_memory(splits), plan, SEED, 0, CPU)
+    with pytest.raises(TrainingError, match="an epoch of 2 steps was left 0 before its end"):
+        list(metrics_of(TrainState(step=2, rows=48), plan, learner, ingest, SingleProcess()))
 
 
 def test_a_row_too_few_in_an_epoch_is_an_error():
@@ -263,4 +273,4 @@ def test_a_row_too_few_in_an_epoch_is_an_error():
     learner = learner_of(Linear(3, 1), SingleProcess(), 1, Task.regression)
     ingest = TensorIngest(in_memory(regression(47)), plan_for(1, 24, rows=47, val_rows=7), SEED, 0, CPU)
     with pytest.raises(TrainingError, match="an epoch took 47 rows of 48: each must be used once"):
-        list(fit(TrainState(), plan, learner, ingest, SingleProcess()))
+        list(metrics_of(TrainState(), plan, learner, ingest, SingleProcess()))

@@ -12,11 +12,11 @@ from runner.communicator import SingleProcess
 from runner.ingest.batches import MicroBatch
 from runner.ingest.tensors import TensorIngest
 from runner.learner import AUTOCAST, build_learner
-from runner.loop import Stretch, TrainState, fit, judge, step
+from runner.loop import Stretch, TrainState, judge, step
 from runner.plan import DataFacts, Goal, make_plan, plan_resources
-from runner.schema import Precision
+from runner.schema import OnNonfinite, Precision
 from runner.worker import placement
-from tests.fakes import LAPTOP, make_experiment, on_ranks
+from tests.fakes import LAPTOP, make_experiment, metrics_of, on_ranks
 from tests.test_loop import in_memory, regression
 
 LR = 0.1
@@ -50,7 +50,7 @@ def run(settings, workers=1, rows=50, after_step=None):
         learner = build_learner(experiment, plan, data, communicator, place.device, initial)
         ingest, state = TensorIngest(in_memory(splits), plan, 0, communicator.rank, place), TrainState()
         history = []
-        for metrics in fit(state, plan, learner, ingest, communicator):
+        for metrics in metrics_of(state, plan, learner, ingest, communicator):
             history.append(metrics)
             if after_step:
                 after_step(learner)
@@ -142,10 +142,17 @@ def test_autocast_computes_in_half_precision_and_keeps_float32_weights(precision
     assert history[-1]["val/loss"] != full[-1]["val/loss"]
 
 
-def test_fp16_skips_a_step_whose_gradients_overflow_and_halves_the_scale():
-    learner, _, _ = run({"trainer.precision": Precision.fp16, "trainer.max_steps": 1})
+@pytest.mark.parametrize("on_nonfinite", list(OnNonfinite))
+def test_fp16_skips_a_step_whose_gradients_overflow_and_halves_the_scale(on_nonfinite):
+    learner, _, _ = run(
+        {
+            "trainer.precision": Precision.fp16,
+            "trainer.max_steps": 1,
+            "trainer.on_nonfinite": on_nonfinite,
+        }
+    )
     scale, before = learner.scaler.get_scale(), weights(learner).clone()
-    batch = MicroBatch(torch.full((2, 3), 1e30), torch.zeros(2, 1), True, 2)
+    batch = MicroBatch(torch.full((2, 3), 1e3), torch.zeros(2, 1), True, 2)  # its loss is finite
     step(learner, [batch], Stretch(), SingleProcess())
     assert torch.equal(weights(learner), before)
     assert learner.scaler.get_scale() == scale / 2
@@ -167,7 +174,7 @@ def test_validation_every_few_epochs_and_at_the_end():
 
 def test_max_steps_ends_within_an_epoch_and_goes_beyond_the_epochs():
     _, history, state = run({"trainer.max_steps": 7})  # 3 steps an epoch, 2 epochs
-    assert [metrics["epoch"] for metrics in history] == [1, 2, 7 / 3]
+    assert [metrics["epoch"] for metrics in history] == [1, 2, 2 + 24 / 50]  # by rows
     assert (state.step, state.epoch) == (7, 2)
 
 

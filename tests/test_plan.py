@@ -208,7 +208,8 @@ def test_flat_is_one_level_of_numbers_and_strings():
         "plan/lr_scaled": 0.4,
         "plan/lr_warmup_steps": None,
         "plan/total_steps": 160,
-        "plan/validate_every": 8,
+        "plan/validate_every_epochs": 1,
+        "plan/validate_every_steps": None,
     }
 
 

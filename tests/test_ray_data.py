@@ -16,7 +16,8 @@ from runner.ingest.batches import Place
 from runner.ingest.checks import Check
 from runner.ingest.rows import Arrays, Items, Source
 from runner.schema import Task
-from tests.fakes import plan_for
+from tests.fakes import plan_for, plan_of
+from tests.test_mid_epoch import content, drawing_nothing
 
 # Ray Data leaves its own log files open.
 pytestmark = pytest.mark.filterwarnings(
@@ -242,3 +243,19 @@ def test_the_driver_reads_no_more_of_a_stream_than_its_first_row():
     assert max(asked) <= ray_data.KEPT_ROWS
     assert ray_data.streams(splits) == ["train", "val"]
     assert ray_data.streams({"train": source(3), "val": arrays(3)}) == ["train"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dataset.drop_last": True}, {"trainer.limit_batches": 5}])
+@pytest.mark.parametrize("kind", [arrays, source])
+@pytest.mark.usefixtures("_ray")
+def test_an_epoch_entered_in_the_middle_goes_on_with_the_same_batches(kind, settings):
+    """145 = 6 × 24 + 1: at the end only one rank has a row."""
+    sizes = {"scaling.num_workers": 3, "trainer.batch_size": 4, "trainer.accumulation_steps": 2}
+    plan = plan_of({**sizes, **settings}, rows=145, val_rows=10)
+    ingests = ranks_of(plan, kind(145), kind(10))
+    whole = [content(ingest.steps(2)) for ingest in ingests]
+    assert {len(steps) for steps in whole} == {plan.steps_per_epoch}
+    for step in (1, 5):
+        with drawing_nothing():
+            rests = [content(ingest.steps(2, step * 24)) for ingest in ingests]
+        assert rests == [steps[step:] for steps in whole]

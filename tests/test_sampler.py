@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runner.ingest.sampler import epoch_order, part, shares
-from tests.fakes import plan_for
+from tests.fakes import plan_for, plan_of
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 17, 1000])
@@ -50,8 +50,9 @@ def test_sizes_of_the_parts_of_ten_rows():
 
 def test_shares_of_a_short_last_batch():
     plan = plan_for(3, 2, rows=8)  # 6 + 2
-    order = epoch_order(8, 5, 1).tolist()
-    ranks = [list(shares(plan, 5, rank, 1)) for rank in range(3)]
+    found = epoch_order(8, 5, 1)
+    order = found.tolist()
+    ranks = [list(shares(plan, found, rank)) for rank in range(3)]
     assert (
         [[share.rows.tolist() for share in mine] for mine in ranks]
         == [
@@ -65,3 +66,47 @@ def test_shares_of_a_short_last_batch():
         [(2, 6), (1, 2)],
         [(2, 6), (1, 2)],
     ]
+
+
+@pytest.mark.parametrize(
+    ("done", "batches"),
+    [
+        (0, [range(6), range(6, 12), range(12, 17)]),
+        (6, [range(6, 12), range(12, 17)]),
+        (7, [range(7, 13), range(13, 17)]),  # left there by another number of workers
+        (16, [range(16, 17)]),
+        (17, []),
+    ],
+)
+def test_the_rest_of_an_epoch_is_cut_anew_from_any_row(done, batches):
+    plan, order = plan_for(3, 2, rows=17), epoch_order(17, 5, 1)
+    ranks = [list(shares(plan, order, rank, done)) for rank in range(3)]
+    found = [
+        [row for share in step for row in share.rows[: share.counted].tolist()]
+        for step in zip(*ranks, strict=True)
+    ]
+    assert found == [order[list(rows)].tolist() for rows in batches]
+    assert {tuple(share.global_rows for share in mine) for mine in ranks} == {
+        tuple(len(rows) for rows in batches)
+    }
+
+
+@pytest.mark.parametrize("done", range(18))
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        ({"dataset.drop_last": True}, lambda done: done + max(0, 12 - done) // 6 * 6),
+        ({"trainer.limit_batches": 2}, lambda done: max(done, 12)),
+    ],
+)
+def test_rows_that_an_epoch_leaves_out_are_left_out_of_its_rest(settings, used, done):
+    sizes = {"scaling.num_workers": 3, "trainer.batch_size": 2}
+    plan, order = plan_of({**sizes, **settings}, rows=17), epoch_order(17, 5, 1)
+    ranks = [list(shares(plan, order, rank, done)) for rank in range(3)]
+    rows = [
+        row
+        for step in zip(*ranks, strict=True)
+        for share in step
+        for row in share.rows[: share.counted].tolist()
+    ]
+    assert rows == order[done : used(done)].tolist()

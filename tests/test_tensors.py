@@ -11,7 +11,7 @@ from runner.ingest.batches import Place
 from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
-from tests.fakes import plan_for
+from tests.fakes import plan_for, plan_of
 
 CPU = Place(torch.device("cpu"))
 SIZES = list(
@@ -89,8 +89,9 @@ def test_the_short_last_batch_is_split_over_all_ranks():
 
 
 def test_drop_last_leaves_the_short_batch_out():
-    plan = plan_for(3, 4, rows=17)
-    object.__setattr__(plan, "steps_per_epoch", 1)  # what make_plan says with dataset.drop_last=true
+    plan = plan_of(
+        {"scaling.num_workers": 3, "trainer.batch_size": 4, "dataset.drop_last": True}, rows=17, val_rows=5
+    )
     ranks = [epoch_of(ingest) for ingest in ingests(numbered(17), plan)]
     assert [len(steps) for steps in ranks] == [1, 1, 1]
     assert [row for steps in ranks for row in real_rows(steps)] == epoch_order(17, 0, 0)[:12].tolist()

@@ -9,7 +9,7 @@ import torch
 
 from models.linear import Linear
 from runner.schema import Tracking
-from runner.tracking import open_record
+from runner.tracking import Measured, open_record
 from runner.tracking.mlflow import MlflowTracker, TrackingError
 
 
@@ -33,7 +33,8 @@ def record(outputs):
 
 
 @pytest.fixture
-def tracker(record):
+def tracker(record, monkeypatch):
+    monkeypatch.setattr("runner.tracking.mlflow.FIRST_FLUSH_SECONDS", 0.0)
     return MlflowTracker(record.uri, record.run_id, flush_seconds=0.05)
 
 
@@ -105,10 +106,18 @@ def test_tags_texts_files_and_folders_arrive(record, tmp_path):
 
 def test_metrics_arrive_exactly_once_at_their_steps(record, tracker):
     for step in range(1, 31):
-        tracker.log_metrics({"val/loss": 1 / step, "train/loss [mean]": step}, step)
+        tracker.log_metrics(Measured(step, step, {"val/loss": 1 / step, "train/loss [mean]": step}))
     tracker.close()
     assert history(record, "val/loss") == [(step, 1 / step) for step in range(1, 31)]
     assert history(record, "train/loss _mean_") == [(step, float(step)) for step in range(1, 31)]
+
+
+def test_a_metric_is_recorded_once_a_step_with_the_time_it_was_measured_at(record, tracker):
+    for milliseconds, value in ((1000, 0.5), (2000, 0.25)):
+        tracker.log_metrics(Measured(7, milliseconds, {"loss": value}))
+    tracker.close()
+    (stored,) = client_of(record).get_metric_history(record.run_id, "loss")
+    assert (stored.step, stored.timestamp, stored.value) == (7, 1000, 0.5)
 
 
 def test_more_metrics_than_a_batch_takes_arrive_exactly_once(record, monkeypatch):
@@ -116,7 +125,7 @@ def test_more_metrics_than_a_batch_takes_arrive_exactly_once(record, monkeypatch
 
     monkeypatch.setattr(module, "MAX_METRICS", 7)
     tracker = MlflowTracker(record.uri, record.run_id, flush_seconds=10)
-    tracker.log_metrics({f"m{number}": number for number in range(30)}, 1)
+    tracker.log_metrics(Measured(1, 0, {f"m{number}": number for number in range(30)}))
     tracker.close()
     assert read(record).data.metrics == {f"m{number}": float(number) for number in range(30)}
 
@@ -133,6 +142,62 @@ def test_of_artifacts_that_wait_under_one_name_the_newest_is_uploaded(record, tm
     assert artifacts(record, "checkpoints") == ["checkpoints/best", "checkpoints/last"]
     assert content(record, "checkpoints/last/state") == "step-00000002"
     assert content(record, "checkpoints/best/state") == "step-00000001"
+
+
+def test_a_checkpoint_is_named_by_a_tag_once_its_manifest_is_there_which_comes_last(
+    record, tracker, tmp_path, monkeypatch
+):
+    from mlflow import MlflowClient
+
+    calls, upload, tag = [], MlflowClient.log_artifact, MlflowClient.set_tag
+
+    def log_artifact(self, run_id, path, name):
+        calls.append((Path(path).name, name))
+        upload(self, run_id, path, name)
+
+    def set_tag(self, run_id, key, value):
+        calls.append((key, value))
+        tag(self, run_id, key, value)
+
+    monkeypatch.setattr(MlflowClient, "log_artifact", log_artifact)
+    monkeypatch.setattr(MlflowClient, "set_tag", set_tag)
+    path = tmp_path / "step-00000420"
+    path.mkdir()
+    for file in ("weights.safetensors", "manifest.json", "state.pt", "a.json"):
+        (path / file).write_text(file)
+    tracker.log_artifact(path, "checkpoints/best")
+    tracker.close()
+    files = ["a.json", "state.pt", "weights.safetensors", "manifest.json"]
+    named = ("runner.checkpoint.best", "step-00000420")
+    assert calls == [*((file, "checkpoints/best") for file in files), named]
+    assert artifacts(record, "checkpoints/best") == [f"checkpoints/best/{file}" for file in sorted(files)]
+    assert read(record).data.tags["runner.checkpoint.best"] == "step-00000420"
+
+
+def test_a_checkpoint_pruned_while_it_is_uploaded_is_fine_where_a_newer_one_waits(
+    record, tracker, tmp_path, monkeypatch
+):
+    from mlflow import MlflowClient
+
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        for file in ("a", "manifest.json"):
+            (tmp_path / name / file).write_text(name)
+    upload = MlflowClient.log_artifact
+
+    def log_artifact(self, run_id, path, name):
+        upload(self, run_id, path, name)
+        if (tmp_path / "old").exists():
+            tracker.log_artifact(tmp_path / "new", "checkpoints/last")
+            (tmp_path / "old").rename(tmp_path / "gone")
+
+    monkeypatch.setattr(MlflowClient, "log_artifact", log_artifact)
+    tracker.log_artifact(tmp_path / "old", "checkpoints/last")
+    wait_until(lambda: not (tmp_path / "old").exists())
+    wait_until(lambda: not tracker._artifacts)
+    tracker.close()
+    assert content(record, "checkpoints/last/a") == content(record, "checkpoints/last/manifest.json") == "new"
+    assert read(record).data.tags["runner.checkpoint.last"] == "new"
 
 
 def test_a_second_upload_leaves_no_file_of_the_first(record, tmp_path, monkeypatch):
@@ -163,7 +228,7 @@ def test_a_checkpoint_pruned_before_its_upload_is_an_error_at_close(record, trac
 
 def test_what_goes_wrong_in_the_background_surfaces_at_close(record):
     tracker = MlflowTracker(record.uri, "0" * 32, flush_seconds=0.01)
-    tracker.log_metrics({"loss": 1.0}, 1)
+    tracker.log_metrics(Measured(1, 0, {"loss": 1.0}))
     with pytest.raises(TrackingError) as raised:
         tracker.close()
     assert str(raised.value).startswith(f"MLflow at {record.uri} did not take everything: ")

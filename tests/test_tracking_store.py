@@ -12,7 +12,7 @@ from runner.errors import ConfigError, RunnerError
 from runner.schema import Backend, Tracking
 from runner.tracking import NullRecord, NullTracker, check_store, open_record, open_tracker
 from runner.tracking.mlflow import clean
-from runner.tracking.record import MlflowRecord, default_uri, tracking_uri
+from runner.tracking.store import default_uri, tracking_uri
 from tests.composed import CONF
 
 # One process imports MLflow and forks; the children open the store at the same moment.
@@ -123,7 +123,7 @@ def test_a_store_that_cannot_be_used_is_one_line_with_a_way_out(tmp_path):
     (tmp_path / "file").write_text("")
     uri = f"sqlite:///{tmp_path}/file/my.db"
     with pytest.raises(RunnerError) as refused:
-        MlflowRecord(Tracking(uri=uri), tmp_path, None, None)
+        open_record(Tracking(uri=uri), tmp_path, None)
     message = str(refused.value)
     assert message.startswith(f"tracking.uri={uri}: MLflow cannot be used (")
     assert message.endswith("); type tracking=none to train without it")

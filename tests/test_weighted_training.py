@@ -13,12 +13,12 @@ from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
 from runner.learner import Learner
-from runner.loop import TrainState, fit
+from runner.loop import TrainState
 from runner.objective import objective
 from runner.plan import DataFacts
 from runner.schedule import Schedule
 from runner.schema import Interval, Loss, Task
-from tests.fakes import make_experiment, on_ranks, plan_for
+from tests.fakes import make_experiment, metrics_of, on_ranks, plan_for
 
 LR, SEED, EPOCHS, GLOBAL_BATCH, ROWS, VAL_ROWS = (
     0.2,
@@ -101,7 +101,7 @@ def trained(case, layout):
         learns = objective(experiment, DataFacts(ROWS, VAL_ROWS, (5,), 3))
         ingest = TensorIngest(splits, plan, SEED, communicator.rank, Place(torch.device("cpu")))
         learner = Learner(mine, optimizer, schedule, learns)
-        metrics = list(fit(TrainState(), plan, learner, ingest, communicator))
+        metrics = list(metrics_of(TrainState(), plan, learner, ingest, communicator))
         return mine.state_dict(), *([epoch[name] for epoch in metrics] for name in ("val/loss", "train/loss"))
 
     return on_ranks(workers, rank)
@@ -153,7 +153,7 @@ def test_a_global_batch_without_a_counted_token_changes_nothing():
         schedule = Schedule(optimizer, constant, Interval.step, 0, 1.0, plan.steps_per_epoch)
         learner = Learner(mine, optimizer, schedule, objective(experiment, DataFacts(24, 7, (6,), 3)))
         ingest = TensorIngest(splits, plan, SEED, communicator.rank, Place(torch.device("cpu")))
-        (metrics,) = fit(TrainState(), plan, learner, ingest, communicator)
+        (metrics,) = metrics_of(TrainState(), plan, learner, ingest, communicator)
         assert np.isnan(metrics["train/loss"])
         return mine.state_dict()
 

@@ -1,5 +1,6 @@
 """One rank from build to report, in this process: what it checkpoints, selects, reports and records."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runner import checkpoint, worker
+from runner import checkpoint, saving, worker
 from runner.communicator import SingleProcess
 from runner.errors import ConfigError, TrainingError
 from runner.ingest.rows import Arrays
@@ -17,7 +18,7 @@ from runner.plan import DataFacts, ResourcePlan, make_plan
 from runner.prepare import check_monitor
 from runner.schema import Mode
 from runner.tracking import NullTracker
-from tests.fakes import make_experiment, on_ranks
+from tests.fakes import make_experiment, on_ranks, without_times
 
 ROWS, VAL_ROWS = 24, 6
 
@@ -57,6 +58,10 @@ def trained(tmp_path, settings=None):
 
 def names(job):
     return [path.name for path in checkpoint.committed(job.run_dir / "checkpoints")]
+
+
+def names_of(step):
+    return f"step-{step:08d}"
 
 
 def test_every_epoch_is_reported_once_and_a_report_sums_the_training_up(tmp_path):
@@ -125,28 +130,12 @@ def test_an_unknown_monitor_is_refused_with_those_there_are():
     )
 
 
-def test_the_best_checkpoint_is_the_newest_that_was_best(tmp_path):
-    assert worker.best_checkpoint(tmp_path) is None
-    paths = [
-        checkpoint.commit(tmp_path, f"step-{epoch:08d}", {}, {}, {"is_best": best})
-        for epoch, best in ((1, True), (2, True), (3, False))
-    ]
-    assert worker.best_checkpoint(tmp_path) == paths[1]
-
-
-def test_a_torn_checkpoint_is_not_the_best(tmp_path):
-    """A kill while an old checkpoint was deleted leaves a folder without its manifest."""
-    good = checkpoint.commit(tmp_path, "step-00000001", {}, {}, {"is_best": True})
-    (tmp_path / "step-00000002").mkdir()
-    assert worker.best_checkpoint(tmp_path) == good
-
-
 def test_ranks_with_different_weights_are_an_error():
     def rank(communicator, offset):
         model = torch.nn.Linear(2, 1)
         torch.nn.init.constant_(model.weight, 1.0 + offset * communicator.rank)
         torch.nn.init.zeros_(model.bias)
-        return worker.agree(model, model, communicator)
+        return saving.agree(model, model, communicator)
 
     same = on_ranks(3, lambda communicator: rank(communicator, 0.0))
     assert len(set(same)) == 1
@@ -197,9 +186,9 @@ def test_metrics_measured_before_a_failure_are_stored(monkeypatch, tmp_path):
     stored, closed = [], []
 
     class Recorder(NullTracker):
-        def log_metrics(self, metrics, step):
-            stored.append(step)
-            if step == 6:
+        def log_metrics(self, measured):
+            stored.append(measured.step)
+            if measured.step == 6:
                 raise ValueError("the sky fell")
 
         def close(self):
@@ -209,6 +198,51 @@ def test_metrics_measured_before_a_failure_are_stored(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="the sky fell"):
         worker.train(job_of(tmp_path), memory(), {}, SingleProcess(), print)
     assert (stored, closed) == ([3, 6], [True])
+
+
+@pytest.mark.parametrize("dies_at", [3, 6, 12])
+def test_a_restart_goes_on_from_the_last_checkpoint_and_reports_all_from_the_start(
+    monkeypatch, tmp_path, dies_at
+):
+    """Every epoch is measured again that has no checkpoint yet; the tracker learns which it has."""
+    _, epochs, last = trained(tmp_path / "whole")
+    reports, opened = [], []
+
+    class Dying(NullTracker):
+        def log_metrics(self, measured):
+            if len(opened) == 1 and measured.step == dies_at:
+                raise KeyboardInterrupt  # no error of the training: as a signal would end it
+
+    def open_tracker(settings, uri, run_id, history):
+        opened.append(history)
+        return Dying()
+
+    monkeypatch.setattr(worker, "open_tracker", open_tracker)
+    job = job_of(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        worker.train(job, memory(), {}, SingleProcess(), print)
+    done = dies_at // 3 - 1  # epochs with a checkpoint
+    assert names(job) == [names_of(3 * epoch) for epoch in range(1, done + 1)][-2:]
+    worker.train(job, memory(), {}, SingleProcess(), reports.append, is_restart=True)
+    assert reports[0]["resumed"] == (names_of(3 * done) if done else None)
+    found = [metrics for report in reports for metrics in report.get("history", [])]
+    assert [without_times(each) for each in found] == [without_times(each) for each in epochs]
+    assert without_times(reports[-2]["best"]) == without_times(last["best"])
+    assert reports[-2]["weights_sha256"] == last["weights_sha256"]
+    assert opened[0] is None
+    assert [measured.step for measured in opened[1]] == [3 * epoch for epoch in range(1, done + 1)]
+    assert names(job) == ["step-00000009", "step-00000012"]
+
+
+def test_a_training_that_is_done_is_only_summed_up_again(tmp_path):
+    """Killed after its last checkpoint, before its end was recorded."""
+    job, epochs, last = trained(tmp_path)
+    reports = []
+    worker.train(dataclasses.replace(job, resumes=True), memory(), {}, SingleProcess(), reports.append)
+    assert reports[0] == {"resumed": "step-00000012", "history": epochs}
+    for key in ("best", "weights_sha256", "examined"):
+        assert reports[1][key] == last[key]
+    assert reports[1]["history"] == []
 
 
 def test_what_a_worker_would_refuse_to_build_is_refused_on_the_driver(tmp_path):

@@ -7,31 +7,37 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import LaunchError, RunnerError, TrainingError
+from runner.diagnosis import Diagnosis, diagnose
+from runner.errors import RunnerError
 from runner.executors import ray_cluster
 from runner.ingest import ray_data
 from runner.profile import FOLDER
-from runner.rank_log import log_path
 from runner.schema import Experiment, Ingest
 from runner.worker import Job, Memory
 
 Received = dict[str, Any]
 
 
-def run(job: Job, memory: Memory, received: Callable[[Received], None]) -> None:
-    """Train `job` on Ray; `received` gets rank 0's reports, on the driver. Raises TrainingError with the root cause.
+def run(
+    job: Job, memory: Memory, received: Callable[[Received], None], restarted: Callable[[int, str], None]
+) -> None:
+    """Train `job` on Ray; on the driver, `received` gets rank 0's reports, and `restarted` the number of each restart
+    and why. Raises TrainingError with the root cause.
 
     Ray must have been started (ray_cluster.start).
     """
     import ray
-    from ray.train import RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.horovod import HorovodTrainer
 
-    from runner.executors.receiver import Receiver
+    from runner.executors.receiver import Receiver, StopWhen
 
     resources = job.plan.resources
     streamed: dict[str, Any] = {}
@@ -43,11 +49,17 @@ def run(job: Job, memory: Memory, received: Callable[[Received], None]) -> None:
             "dataset_config": ray_data.data_config(job.plan),
         }
         streams = ray_data.streams(splits)
-        memory = Memory(ray_data.kept(splits), memory.initial)
+        memory = replace(memory, splits=ray_data.kept(splits))
+    attempts = Attempts(job, restarted)
     trainer = HorovodTrainer(
         _train_loop_per_worker,
         # The arrays go to Ray's shared memory once: one copy a node, read by all its workers.
-        train_loop_config={"job": job, "memory": ray.put(memory), "streams": streams},
+        train_loop_config={
+            "job": job,
+            "memory": ray.put(memory),
+            "streams": streams,
+            "restarts": attempts.key,
+        },
         horovod_config=horovod_config(job.experiment),
         scaling_config=ScalingConfig(
             num_workers=resources.num_workers,
@@ -60,15 +72,18 @@ def run(job: Job, memory: Memory, received: Callable[[Received], None]) -> None:
             name="ray",
             storage_path=str(job.run_dir.absolute()),
             verbose=2 if job.experiment.verbose else 0,
-            callbacks=[Receiver(received)],
+            callbacks=[Receiver(received, attempts.failed)],
+            failure_config=FailureConfig(job.experiment.trainer.max_failures),
+            stop=StopWhen(lambda: attempts.final is not None),
         ),
         **streamed,
     )
     try:
         trainer.fit()
     except Exception as error:
-        _collect(job.run_dir)
-        raise failure(job, error) from error
+        raise attempts.explained(error) from error
+    if attempts.final is not None:
+        raise attempts.final
     _collect(job.run_dir)
 
 
@@ -95,38 +110,58 @@ def horovod_config(experiment: Experiment) -> Any:
     )
 
 
-def failure(job: Job, error: BaseException) -> RunnerError:
-    """One root cause: the earliest error that a rank recorded, else what Ray says of the launch."""
-    records = [json.loads(path.read_text()) for path in (job.run_dir / "errors").glob("rank-*.json")]
-    if not records:
-        while error.__cause__ is not None:
-            error = error.__cause__
-        last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        if not log_path(job.run_dir, 0).exists():
-            return LaunchError(f"the workers did not start: {last_line} (verbose=true shows Ray's output)")
-        return TrainingError(
-            "a worker process died without a Python error: killed, out of memory, or os._exit "
-            f"(logs in {_short(log_path(job.run_dir, 0).parent)}; verbose=true shows Ray's account)"
-        )
-    first = min(records, key=lambda record: record["time"])
-    log = log_path(job.run_dir, first["rank"])
-    message = " ".join(first["message"].split())
-    if first["line"] is None:
-        return TrainingError(f"rank {first['rank']}: {message} (full trace in {_short(log)})")
-    return TrainingError(
-        f"rank {first['rank']}: {first['type']}: {message} ({first['line']}; full trace in {_short(log)})"
-    )
+class Attempts:
+    """The attempts at one training. Tune restarts after any failure; only that of a process is worth it, so an exception
+    of the Python code ends the training (`final`)."""
+
+    def __init__(self, job: Job, restarted: Callable[[int, str], None]) -> None:
+        self.key = f"runner/restarts/{uuid.uuid4()}".encode()  # in Ray's store: set once there was a restart
+        self.final: RunnerError | None = None
+        self._job, self._restarted = job, restarted
+        self._count, self._since = 0, time.time()
+
+    def failed(self, account: str) -> None:
+        """Tune is about to start all workers anew; `account` is what Ray says of the failure."""
+        from ray.experimental import internal_kv
+
+        found = self._diagnose(account)
+        if found.is_final:
+            self.final = found.error
+            return
+        internal_kv._internal_kv_put(self.key, b"1")
+        self._count += 1
+        self._since = time.time()
+        self._restarted(self._count, str(found.error))
+
+    def explained(self, error: BaseException) -> RunnerError:
+        """The root cause of the last attempt, and how many there were."""
+        if self.final is not None:
+            return self.final
+        causes = [error]
+        while causes[-1].__cause__ is not None:
+            causes.append(causes[-1].__cause__)
+        found = self._diagnose(str(causes[-1]).strip() or type(causes[-1]).__name__)
+        if found.is_final or not self._count:
+            return found.error
+        times = f"{self._count} restart{'s' if self._count > 1 else ''}"
+        return type(found.error)(f"{found.error}; {times} did not help (trainer.max_failures={self._count})")
+
+    def _diagnose(self, account: str) -> Diagnosis:
+        _collect(self._job.run_dir)
+        return diagnose(self._job.run_dir, self._job.plan.num_workers, self._since, account)
 
 
 def _train_loop_per_worker(config: dict[str, Any]) -> None:
     """Runs in a Ray worker: the Ray side of worker.train_loop_per_worker."""
     import ray
     from ray import train
+    from ray.experimental import internal_kv
 
     from runner.communicator import Communicator, HorovodCommunicator
-    from runner.worker import train_loop_per_worker
+    from runner.worker import enter, train_loop_per_worker
 
     job: Job = config["job"]
+    enter(job)  # what is unpickled below may be of the user's modules
     experiment = job.experiment
 
     def connect() -> Communicator:
@@ -139,7 +174,8 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
 
     rank = train.get_context().get_world_rank()
     shards = {name: train.get_dataset_shard(name) for name in config["streams"]}
-    train_loop_per_worker(job, ray.get(config["memory"]), shards, connect, report, rank)
+    is_restart = internal_kv._internal_kv_exists(config["restarts"])
+    train_loop_per_worker(job, ray.get(config["memory"]), shards, connect, report, rank, is_restart)
 
 
 def _collect(run_dir: Path) -> None:
@@ -154,8 +190,3 @@ def _collect(run_dir: Path) -> None:
 
 def _per_worker(cpus: float, gpus: float) -> dict[str, float]:
     return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
-
-
-def _short(path: Path) -> str:
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

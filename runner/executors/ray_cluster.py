@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import LaunchError, PreflightError
+from runner.executors.warden import end_with_driver
 from runner.plan import Machine
 from runner.reach import unreachable
 
@@ -69,8 +70,13 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
         options = {key: options[key] for key in ("log_to_driver", "logging_level", "configure_logging")}
         options |= {"address": address, "runtime_env": runtime_env(import_roots)}
     before = signal.getsignal(signal.SIGTERM)
+    terminated = False
     try:
+        if address is None:
+            end_with_driver()
         ray.init(**options)
+    except SystemExit:  # Ray's own handler of SIGTERM, which it installs while it starts
+        terminated = True
     except Exception as error:
         where = f"scaling.address={address}: " if address else ""
         raise LaunchError(f"{where}Ray could not be started: {str(error).splitlines()[0]}") from error
@@ -79,6 +85,8 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
             _token_file().chmod(0o600)  # Ray leaves it readable by all
         # Ray's own handler would end the process without a final status.
         signal.signal(signal.SIGTERM, before)
+    if terminated:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def reach(address: str) -> None:
@@ -148,14 +156,14 @@ def check_nodes() -> None:
 
 
 def collect(source: Path, target: Path, but_node: str) -> None:
-    """Copy the ranks' logs and error records, which lie in `source` on the other nodes, into `target` here.
+    """Copy the ranks' logs and records, which lie in `source` on the other nodes, into `target` here.
 
-    `but_node` is the driver's own node. What exists already (a shared file system) is left as it is.
+    `but_node` is the driver's own node. Logs that exist already (a shared file system) are left as they are.
     """
     for files in on_nodes(_read_records, str(source), but_node=but_node).values():
         for name, content in files.items():
             path = target / name
-            if not path.exists():
+            if not path.exists() or path.suffix != ".log":
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
 
@@ -177,7 +185,8 @@ def on_nodes(function: Callable[..., Any], *arguments: Any, but_node: str | None
 
 
 def _read_records(run_dir: str) -> dict[str, bytes]:
-    paths = [*Path(run_dir).glob("logs/rank-*.log"), *Path(run_dir).glob("errors/rank-*.json")]
+    folder = Path(run_dir)
+    paths = [*folder.glob("logs/rank-*.log"), *folder.glob("errors/*.json"), *folder.glob("stalls/rank-*")]
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in paths}
 
 

@@ -12,13 +12,14 @@ import numpy as np
 from runner import build, schema
 from runner.errors import ConfigError, TrainingError, refuse
 from runner.ingest.checks import Check, Known, Pair, RejectedError, classes, known
+from runner.ingest.row_order import Sampler, ask
 from runner.ingest.rows import Arrays, Items, Rows, Source, Splits, row_bytes
 from runner.plan import DataFacts
 from runner.schema import Ingest, Task
 
 FIRST_ROWS = 10_000
 FIRST_BYTES = 64 * 2**20
-EXTRA = {"preprocessing", "out_features", "class_names"}
+EXTRA = {"preprocessing", "out_features", "class_names", "sampler"}
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,15 @@ class Data:
     splits: Splits
     facts: DataFacts
     preprocessing: Any = None  # a fitted scikit-learn estimator or plain data, as the dataset gave it
+    sampler: Sampler | None = None  # of the training rows, in place of a permutation
 
 
-def load(dataset: schema.Dataset) -> Data:
+def load(dataset: schema.Dataset, seed: int = 0) -> Data:
     """Build the dataset's target and check its rows. Raises ConfigError that names the split and the first bad row.
 
     Arrays, and with `ingest=tensors` all rows, are read and checked in full. Of a Dataset or source that is read
-    later only the first rows are: 10,000, or 64 MB.
+    later only the first rows are: 10,000, or 64 MB. A sampler is asked for the rows of epoch 0, with the experiment's
+    `seed`: their number is that of every epoch.
     """
     found = _build(dataset)
     try:
@@ -45,14 +48,16 @@ def load(dataset: schema.Dataset) -> Data:
         like = known(train.first, out_features)
         rows = _settle(train, like, dataset.task)
         splits = {"train": rows, "val": rows if val is train else _settle(val, like, dataset.task)}
+        sampler = _sampler(found, dataset)
+        train_rows = len(rows) if sampler is None else len(ask(sampler, 0, seed, len(rows)))
     except (RejectedError, TrainingError) as error:
         raise ConfigError(f"dataset: {str(error).removeprefix('dataset: ')}") from error
     _check_travel(splits, dataset)
     inputs, targets = train.first
     has_counts = dataset.task is Task.classification and len(targets) == len(rows)
     counts = tuple(np.bincount(targets, minlength=out_features).tolist()) if has_counts else None
-    facts = DataFacts(len(rows), len(splits["val"]), inputs.shape[1:], out_features, counts, class_names)
-    return Data(splits, facts, found.get("preprocessing"))
+    facts = DataFacts(train_rows, len(splits["val"]), inputs.shape[1:], out_features, counts, class_names)
+    return Data(splits, facts, found.get("preprocessing"), sampler)
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,32 @@ def _outputs(
     if names is not None and len(names) != given:
         raise ConfigError(f"dataset: {name} returned {len(names)} class_names for out_features={given}")
     return int(given), names
+
+
+def _sampler(found: Mapping[str, Any], dataset: schema.Dataset) -> Sampler | None:
+    """The dataset's own sampler, if it has one: a function of the epoch that can be sent to the workers."""
+    sampler, name = found.get("sampler"), dataset.target["_target_"]
+    if sampler is None:
+        return None
+    if not callable(sampler):
+        what = f"{name} returned a {type(sampler).__name__} as sampler"
+        raise RejectedError(f"{what}: a function sampler(epoch) that gives row numbers is needed")
+    if dataset.ingest is Ingest.ray_data:
+        raise refuse(
+            "dataset.ingest",
+            dataset.ingest.value,
+            f"the sampler of {name} needs rows by number",
+            f"dataset.ingest={Ingest.dataloader.value}",
+        )
+    import cloudpickle  # type: ignore[import-untyped]
+
+    try:
+        cloudpickle.Pickler(_Nowhere()).dump(sampler)
+    except Exception as error:  # pickling runs the user's code
+        reason = f"the sampler of {name} cannot be sent to the workers"
+        raise ConfigError(f"dataset: {reason}: {type(error).__name__}: {error}") from error
+    checked: Sampler = sampler
+    return checked
 
 
 def _settle(opened: Opened, like: Known, task: Task) -> Rows:

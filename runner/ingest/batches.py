@@ -47,8 +47,15 @@ class MicroBatch:
 class Ingest(Protocol):
     """The batches of one rank."""
 
-    def steps(self, epoch: int) -> Iterator[list[MicroBatch]]:
-        """One list of accumulation_steps micro-batches a step; the same number of steps on every rank."""
+    def steps(self, epoch: int, done: int = 0) -> Iterator[list[MicroBatch]]:
+        """One list of accumulation_steps micro-batches a step; the same number of steps on every rank.
+
+        `done` rows of the epoch's order are used already, over all ranks: the steps of the rest. Nothing is drawn from
+        the random numbers of the training itself (torch's, numpy's and Python's global ones).
+        """
+
+    def order(self, epoch: int) -> tuple[int, int]:
+        """(rows, crc32) of the epoch's order, which must be equal on all ranks; 0 where no user's sampler decides."""
 
     def evaluation(self) -> Iterator[Columns]:
         """This rank's share of the validation rows: (inputs, targets); each row on exactly one rank."""

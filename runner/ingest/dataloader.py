@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from runner.errors import TrainingError
 from runner.ingest.batches import Columns, MicroBatch, Place, evaluation_rows, micro_batches
 from runner.ingest.checks import Pair
+from runner.ingest.row_order import Order, Sampler
 from runner.ingest.rows import Arrays, Rows, Splits, row_bytes
 from runner.ingest.sampler import shares
 from runner.ingest.tensors import as_tensors
@@ -35,21 +36,29 @@ class LoaderIngest:
     """Batches of one rank."""
 
     def __init__(
-        self, splits: Splits, plan: Plan, seed: int, rank: int, place: Place, workers: int = 0
+        self,
+        splits: Splits,
+        plan: Plan,
+        seed: int,
+        rank: int,
+        place: Place,
+        workers: int = 0,
+        sampler: Sampler | None = None,
     ) -> None:
         self._splits, self._plan, self._seed, self._rank = splits, plan, seed, rank
         self._place, self._workers = place, workers
+        self._order = Order(plan, seed, len(splits["train"]), sampler)
         self._loaders: dict[str, Loader] = {}
 
-    def steps(self, epoch: int) -> Iterator[list[MicroBatch]]:
-        """One list of accumulation_steps micro-batches a step; the same number of steps on every rank."""
-        seed = self._seed + epoch
-        wanted = (
-            Request(share.rows.tolist(), seed) for share in shares(self._plan, self._seed, self._rank, epoch)
-        )
+    def steps(self, epoch: int, done: int = 0) -> Iterator[list[MicroBatch]]:
+        order, seed = self._order(epoch), self._seed + epoch
+        wanted = (Request(share.rows.tolist(), seed) for share in shares(self._plan, order, self._rank, done))
         found = self._loader("train").batches(wanted)
-        for share, columns in zip(shares(self._plan, self._seed, self._rank, epoch), found, strict=True):
+        for share, columns in zip(shares(self._plan, order, self._rank, done), found, strict=True):
             yield micro_batches(columns, share.counted, share.global_rows, self._plan, self._place)
+
+    def order(self, epoch: int) -> tuple[int, int]:
+        return self._order.signature(epoch)
 
     def evaluation(self) -> Iterator[Columns]:
         mine = evaluation_rows(self._plan, self._rank, row_bytes(self._splits["val"]))

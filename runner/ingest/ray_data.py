@@ -108,10 +108,16 @@ class RayDataIngest:
             if isinstance(handler, logging.StreamHandler):  # else each epoch prints three lines
                 handler.setLevel(logging.CRITICAL)
 
-    def steps(self, epoch: int) -> Iterator[list[MicroBatch]]:
+    def steps(self, epoch: int, done: int = 0) -> Iterator[list[MicroBatch]]:
+        """Raises TrainingError unless `done` is a number of whole global batches: a stream has only its own."""
         global _epoch
         _epoch = epoch
-        plan = self._plan
+        plan, size, end = self._plan, self._plan.global_batch_size, self._plan.rows_at_end(done)
+        first, rest = divmod(done, size)
+        if rest:
+            raise TrainingError(
+                f"dataset.ingest=ray_data: an epoch goes on after whole global batches of {size} rows, not after {done} rows"
+            )
         mine = plan.batch_size * plan.accumulation_steps
         batches = self._batches(
             "train",
@@ -120,16 +126,21 @@ class RayDataIngest:
             local_shuffle_seed=self._seed + epoch,
         )
         filler = as_tensors(self._splits["train"].read(0, 1))
-        for step in range(plan.steps_per_epoch):
-            rows = min(plan.global_batch_size, plan.train_rows - step * plan.global_batch_size)
+        for step in range(first):  # drawn and dropped, so that the shuffle stands where it stood
+            self._next(batches, mine, f"step {step}")
+        for step in range(first, first + plan.steps_left(done)):
+            rows = min(size, end - step * size)
             share = part(rows, plan.num_workers, self._rank)
             wanted = share.stop - share.start
             batch = self._next(batches, wanted, f"step {step}") if wanted else filler
             yield micro_batches(batch, wanted, rows, plan, self._place)
-        if plan.dropped_rows < plan.global_batch_size:
+        if plan.train_rows - end < size:
             # The few rows of drop_last: of a stream that is not read to its end Ray leaves a thread.
             for _ in batches:
                 pass
+
+    def order(self, epoch: int) -> tuple[int, int]:
+        return self._plan.train_rows, 0
 
     def evaluation(self) -> Iterator[Columns]:
         rows = self._splits["val"]

@@ -71,7 +71,7 @@ class Items:
 
     def take(self, numbers: Sequence[int], seed: int = 0) -> Pair:
         numbers = [int(number) for number in numbers]
-        with _random_numbers_kept():
+        with random_numbers_kept():
             pairs = self._items(numbers, seed)
             inputs = self._stack([pair[0] for pair in pairs], numbers, "input")
             targets = self._stack([pair[1] for pair in pairs], numbers, "target")
@@ -79,16 +79,16 @@ class Items:
 
     def _items(self, numbers: list[int], seed: int) -> list[tuple[Any, Any]]:
         if hasattr(self.found, "__getitems__"):
-            _reseed(seed, numbers[0])
+            reseed(seed, numbers[0])
             where = f"rows {numbers[0]} … of split {self.check.split}"
-            items = _call(where, self.found.__getitems__, numbers)
+            items = call(where, self.found.__getitems__, numbers)
             if len(items) != len(numbers):
                 raise TrainingError(f"dataset: {where}: __getitems__ gave {len(items)} of {len(numbers)}")
         else:
             items = []
             for number in numbers:
-                _reseed(seed, number)
-                items.append(_call(self._name(number), self.found.__getitem__, number))
+                reseed(seed, number)
+                items.append(call(self._name(number), self.found.__getitem__, number))
         for number, item in zip(numbers, items, strict=True):
             if not isinstance(item, tuple | list) or len(item) != 2:
                 raise TrainingError(f"dataset: {self._name(number)} is not a pair (input, target)")
@@ -96,8 +96,7 @@ class Items:
 
     def _stack(self, values: list[Any], numbers: list[int], what: str) -> Array:
         arrays = [
-            _call(self._name(number), np.asarray, value)
-            for number, value in zip(numbers, values, strict=True)
+            call(self._name(number), np.asarray, value) for number, value in zip(numbers, values, strict=True)
         ]
         for number, array in zip(numbers, arrays, strict=True):
             if array.shape != arrays[0].shape:
@@ -125,9 +124,9 @@ class Source:
     def read(self, start: int, stop: int, seed: int = 0) -> Pair:
         stop = min(stop, self.length)
         where = f"rows {start} to {stop - 1} of split {self.check.split}"
-        with _random_numbers_kept():
-            _reseed(seed, start)
-            columns = _call(where, self.found.read, start, stop, told=ValueError)
+        with random_numbers_kept():
+            reseed(seed, start)
+            columns = call(where, self.found.read, start, stop, told=ValueError)
         if not isinstance(columns, tuple | list) or len(columns) != 2:
             raise TrainingError(f"dataset: {where}: read gave no pair (inputs, targets)")
         inputs, targets = (np.asarray(column) for column in columns)
@@ -153,13 +152,13 @@ def row_bytes(rows: Rows) -> int:
     return max(1, sum(column.nbytes for column in rows.read(0, 1)))
 
 
-def _call(
-    where: str, call: Callable[..., Any], *arguments: Any, told: type[Exception] | tuple[()] = ()
+def call(
+    where: str, function: Callable[..., Any], *arguments: Any, told: type[Exception] | tuple[()] = ()
 ) -> Any:
     """What the user's code gives; what it raises becomes one line with the row and the user's line. Errors of the
     type `told` say themselves what is wrong where."""
     try:
-        return call(*arguments)
+        return function(*arguments)
     except told as error:
         raise TrainingError(f"dataset: {where}: {' '.join(str(error).split())}") from error
     except Exception as error:
@@ -174,7 +173,7 @@ def _checked(check: Check, inputs: Array, targets: Array, numbers: Sequence[int]
         raise TrainingError(f"dataset: {error}") from error
 
 
-def _reseed(seed: int, row: int) -> None:
+def reseed(seed: int, row: int) -> None:
     """Python's, numpy's and torch's (CPU) random numbers from seed and row alone."""
     import torch
 
@@ -185,7 +184,7 @@ def _reseed(seed: int, row: int) -> None:
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
+def random_numbers_kept() -> Iterator[None]:
     """Random numbers of the training itself (dropout) go on afterwards as if nothing had been drawn."""
     import torch
 

@@ -1,7 +1,8 @@
 """Which rows a rank sees: pure index arithmetic, the same for every ingest and any number of ranks.
 
-Global batch k of an epoch is rows [kB, (k+1)B) of the epoch's permutation, split over the ranks in order. No row is
-repeated or dropped; torch's DistributedSampler and Horovod's pad instead.
+Global batch k of an epoch is rows [kB, (k+1)B) of the epoch's order, split over the ranks in order. No row is
+repeated or dropped; torch's DistributedSampler and Horovod's pad instead. An epoch can be entered after any number of
+rows: the batches of the rest are cut from there.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ class Share:
     global_rows: int
 
 
-def shares(plan: Plan, seed: int, rank: int, epoch: int) -> Iterator[Share]:
-    """A rank's share of each step of an epoch; as many on every rank."""
-    order = epoch_order(plan.train_rows, seed, epoch)
-    size = plan.global_batch_size
-    for step in range(plan.steps_per_epoch):
-        rows = order[step * size : (step + 1) * size]
+def shares(plan: Plan, order: Tensor, rank: int, done: int = 0) -> Iterator[Share]:
+    """A rank's share of each step of an epoch; as many on every rank.
+
+    Of `order`, the epoch's row numbers, the first `done` are used already (over all ranks).
+    """
+    size, end = plan.global_batch_size, plan.rows_at_end(done)
+    for step in range(plan.steps_left(done)):
+        start = done + step * size
+        rows = order[start : min(start + size, end)]
         mine = rows[part(len(rows), plan.num_workers, rank)]
         yield Share(mine if len(mine) else rows[:1], len(mine), len(rows))

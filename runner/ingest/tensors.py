@@ -9,6 +9,7 @@ import torch
 
 from runner.ingest.batches import Columns, MicroBatch, Place, evaluation_rows, micro_batches
 from runner.ingest.checks import Pair
+from runner.ingest.row_order import Order, Sampler
 from runner.ingest.rows import Splits
 from runner.ingest.sampler import shares
 from runner.plan import Plan
@@ -17,18 +18,29 @@ from runner.plan import Plan
 class TensorIngest:
     """Batches of one rank. `splits` may be read-only (shared memory): rows are copied out of it."""
 
-    def __init__(self, splits: Splits, plan: Plan, seed: int, rank: int, place: Place) -> None:
+    def __init__(
+        self,
+        splits: Splits,
+        plan: Plan,
+        seed: int,
+        rank: int,
+        place: Place,
+        sampler: Sampler | None = None,
+    ) -> None:
         self._train, self._val = (
             as_tensors(splits[name].read(0, len(splits[name]))) for name in ("train", "val")
         )
-        self._plan, self._seed, self._rank, self._place = plan, seed, rank, place
+        self._plan, self._rank, self._place = plan, rank, place
+        self._order = Order(plan, seed, len(splits["train"]), sampler)
 
-    def steps(self, epoch: int) -> Iterator[list[MicroBatch]]:
-        """One list of accumulation_steps micro-batches a step; the same number of steps on every rank."""
+    def steps(self, epoch: int, done: int = 0) -> Iterator[list[MicroBatch]]:
         inputs, targets = self._train
-        for share in shares(self._plan, self._seed, self._rank, epoch):
+        for share in shares(self._plan, self._order(epoch), self._rank, done):
             found = inputs[share.rows], targets[share.rows]
             yield micro_batches(found, share.counted, share.global_rows, self._plan, self._place)
+
+    def order(self, epoch: int) -> tuple[int, int]:
+        return self._order.signature(epoch)
 
     def evaluation(self) -> Iterator[Columns]:
         inputs, targets = self._val

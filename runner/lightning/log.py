@@ -126,6 +126,21 @@ class Log:
         self._clear()
         return values
 
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Tensors and plain values; metrics by their place in the model."""
+        return {
+            "values": [[*key, value, self._weights[key]] for key, value in self._values.items()],
+            "metrics": {name: path_of(name, metric, model) for name, metric in self._metrics.items()},
+            "written": dict(self._written),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], model: nn.Module) -> None:
+        self._clear()
+        for name, kind, value, weight in state["values"]:
+            self._values[name, kind], self._weights[name, kind] = value, weight
+        self._metrics.update({name: model.get_submodule(path) for name, path in state["metrics"].items()})
+        self._written.update(state["written"])
+
     def _reduced(self, kinds: list[tuple[str, str]], communicator: Communicator) -> dict[str, float]:
         if not kinds:
             return {}

@@ -1,4 +1,5 @@
-"""The torchmetrics of a module: computed over the rows of all ranks, and put back after a batch that does not count."""
+"""The torchmetrics of a module: computed over the rows of all ranks, put back after a batch that does not count, and
+kept in a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ Snapshot = list[tuple[Any, int, dict[str, Any]]]  # (metric, update count, state
 
 
 def is_metric(value: object) -> bool:
-    """A torchmetrics.Metric, without importing it."""
-    return isinstance(value, nn.Module) and hasattr(type(value), "metric_state")
+    """A torchmetrics.Metric, without importing it; not a MetricCollection, whose metrics are known one by one."""
+    return isinstance(value, nn.Module) and hasattr(type(value), "update_count")
 
 
 def path_of(name: str, metric: nn.Module, model: nn.Module) -> str:
@@ -67,6 +68,34 @@ def restore(snapshot: Snapshot) -> None:
         metric._update_count, metric._computed = count, None
 
 
+def state_dict(model: nn.Module) -> dict[str, Any]:
+    """The states of the model's metrics by path, as a checkpoint holds them: tensors and plain values."""
+    paths = (path for path, module in model.named_modules() if is_metric(module))
+    return {
+        path: {"updates": count, "states": {name: _detached(value) for name, value in state.items()}}
+        for path, (_, count, state) in zip(paths, states(model), strict=True)
+    }
+
+
+def load_state_dict(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Raises TrainingError when the model has other metrics."""
+    metrics: dict[str, Any] = {path: module for path, module in model.named_modules() if is_metric(module)}
+    if other := sorted(metrics.keys() ^ saved.keys()):
+        raise TrainingError(
+            f"model: {', '.join(other)}: only one of the model and the checkpoint has this metric"
+        )
+    restore(
+        [
+            (
+                metrics[path],
+                entry["updates"],
+                {name: _on(metrics[path].device, value) for name, value in entry["states"].items()},
+            )
+            for path, entry in saved.items()
+        ]
+    )
+
+
 @contextmanager
 def _synchronised(metric: Any, communicator: Communicator, ranks: list[int]) -> Iterator[None]:
     """Only inside it `metric.compute()` is collective: a module may call it itself, and its class must pickle."""
@@ -86,6 +115,18 @@ def _refuse_unjoinable(name: str, metric: Any) -> None:
             f"self.log({name!r}): {type(metric).__name__} keeps a list {state} without dist_reduce_fx, which ranks "
             "cannot join"
         )
+
+
+def _detached(state: Any) -> Any:
+    if isinstance(state, list):
+        return [_detached(value) for value in state]
+    return state.detach() if isinstance(state, Tensor) else state
+
+
+def _on(device: torch.device, state: Any) -> Any:
+    if isinstance(state, list):
+        return [_on(device, value) for value in state]
+    return state.to(device) if isinstance(state, Tensor) else state
 
 
 def _copy(state: Any) -> Any:

@@ -1,14 +1,14 @@
-"""What a LightningModule is, and which of its methods would silently not run."""
+"""What a LightningModule is, which of its methods would silently not run, and its own part of a checkpoint."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from runner.errors import ConfigError, refuse
+from runner.errors import ConfigError, TrainingError, own_line, refuse
 from runner.lightning import optimizers
 
 LIBRARIES = {"builtins", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
@@ -21,7 +21,6 @@ CLIP = "type trainer.clip_norm=… or trainer.clip_value=…"
 LAYERS = "build the layers in __init__"
 CALLBACKS = "type trainer.patience=… to stop early; checkpoint.monitor=… chooses the best checkpoint"
 HOOK = "hooks are not called: do it in __init__, training_step or validation_step"
-STATE = "a checkpoint holds the state_dict: register what belongs to it as a buffer"
 REMEDIES = {
     DATA: "prepare_data setup teardown train_dataloader val_dataloader",
     TRANSFER: "transfer_batch_to_device on_before_batch_transfer on_after_batch_transfer",
@@ -35,9 +34,11 @@ REMEDIES = {
     "on_validation_model_train on_validation_model_zero_grad on_before_backward on_after_backward "
     "on_before_optimizer_step on_before_zero_grad "
     "training_step_end training_epoch_end validation_step_end validation_epoch_end",  # Lightning 1
-    STATE: "on_save_checkpoint on_load_checkpoint",
 }
 UNCALLED = {name: remedy for remedy, names in REMEDIES.items() for name in names.split()}
+
+# What a checkpoint gives back without unpickling code.
+KEPT = {Tensor, nn.Parameter, type(None), bool, int, float, complex, str, bytes}
 
 
 def is_module(model: object) -> bool:
@@ -106,3 +107,44 @@ def check(model: nn.Module, monitor: str | None = None) -> None:
             f"the module's ReduceLROnPlateau follows {choice.monitor}, and there is one monitored metric",
             f"checkpoint.monitor={choice.monitor}",
         )
+
+
+def saved(model: nn.Module) -> dict[str, Any]:
+    """What the module's on_save_checkpoint puts into a checkpoint: tensors and plain values. Raises TrainingError."""
+    checkpoint: dict[str, Any] = {}
+    _call_hook(model, "on_save_checkpoint", checkpoint)
+    for place, value in _leaves("checkpoint", checkpoint):
+        if type(value) not in KEPT:
+            raise TrainingError(
+                f"model: on_save_checkpoint put a {type(value).__name__} into {place}: only tensors, numbers, strings, "
+                "lists, tuples and dicts are kept"
+            )
+    return checkpoint
+
+
+def restored(model: nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Hand the module what `saved` gave; before its weights are loaded, as Lightning does."""
+    _call_hook(model, "on_load_checkpoint", checkpoint)
+
+
+def _call_hook(model: nn.Module, name: str, checkpoint: dict[str, Any]) -> None:
+    if not is_module(model) or not defines(model, name):
+        return
+    try:
+        getattr(model, name)(checkpoint)
+    except Exception as error:  # the user's code may raise anything
+        message = f"{type(error).__name__}: {' '.join(str(error).split())} ({own_line(error)})"
+        raise TrainingError(f"model: {name}: {message}") from error
+
+
+def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(where, value) of all that is no list, tuple or dict; keys of dicts too."""
+    if type(value) is dict:
+        for key, item in value.items():
+            yield f"the keys of {place}", key
+            yield from _leaves(f"{place}[{key!r}]", item)
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(f"{place}[{index}]", item)
+    else:
+        yield place, value

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runner.communicator import Communicator
 from runner.errors import TrainingError
+from runner.lightning import metric_states
 from runner.lightning.log import Entry, Log, captured
 from runner.lightning.metric_states import Snapshot, restore, states
 from runner.lightning.module import arity, defines
@@ -63,6 +64,21 @@ class LightningObjective:
         values = self._training.reduce(self._model, communicator)
         values.pop("loss", None)  # the loop's own train/loss is the mean over the same rows
         return {f"train/{name}": value for name, value in values.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        self._discard()
+        return {
+            "trained": self._trained,
+            "log": self._training.state_dict(self._model),
+            "metrics": metric_states.state_dict(self._model),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not state:  # the ranks' number has changed: their logs begin anew
+            return
+        self._trained = state["trained"]
+        self._training.load_state_dict(state["log"], self._model)
+        metric_states.load_state_dict(self._model, state["metrics"])
 
     def measure(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         self._measured = model  # may be the moving average, a copy with metrics of its own

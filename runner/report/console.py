@@ -19,7 +19,7 @@ from runner.plan import Plan
 
 Metrics = dict[str, float]
 LAST_SHOWN = ("lr", "throughput/samples_per_second")
-NOT_SHOWN = ("epoch", "seconds/training")
+NOT_SHOWN = ("epoch", "seconds/", "step_seconds/")
 
 
 class Screen:
@@ -121,7 +121,7 @@ class Screen:
 
 
 def metrics_line(metrics: Metrics) -> str:
-    first = [key for key in metrics if key not in (*LAST_SHOWN, *NOT_SHOWN)]
+    first = [key for key in metrics if key not in LAST_SHOWN and not key.startswith(NOT_SHOWN)]
     shown = [*sorted(first, key=_rank), *(key for key in LAST_SHOWN if key in metrics)]
     return "  ".join(f"{key} {_number(metrics[key])}" for key in shown)
 

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from runner.schema import Backend, Tracking
 
 
-class Tracker(Protocol):
-    """What rank 0 records into a run that the driver has created. No call blocks the training."""
+@dataclass(frozen=True)
+class Measured:
+    """Metrics of one moment of a training; a checkpoint keeps all of them, so that none depends on the store."""
 
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
+    step: int  # optimizer steps taken
+    milliseconds: int  # since 1970, when it was measured
+    metrics: dict[str, float]
+
+
+class Tracker(Protocol):
+    """What rank 0 records into a run that the driver has created. No call but log_model and close blocks the training."""
+
+    def log_metrics(self, measured: Measured) -> None:
+        """A metric is recorded once a step: of a second value for the same key and step nothing is kept."""
 
     def log_artifact(self, path: Path, name: str) -> None:
-        """Upload the folder `path` as `name`; when several wait under one name, only the newest is uploaded."""
+        """Upload the checkpoint folder `path` as `name`, its manifest.json last; then the run's tag says that it is whole.
+
+        The tag of `checkpoints/last` is `runner.checkpoint.last`, its value the folder's name. When several wait under
+        one name, only the newest is uploaded.
+        """
 
     def log_model(self, model: Any, example: Any) -> None:
         """`model` maps a float tensor like `example` [rows, …] to outputs; blocks until it is stored."""
@@ -24,7 +40,7 @@ class Tracker(Protocol):
 
 
 class NullTracker:
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+    def log_metrics(self, measured: Measured) -> None:
         pass
 
     def log_artifact(self, path: Path, name: str) -> None:
@@ -38,7 +54,7 @@ class NullTracker:
 
 
 class RunRecord(Protocol):
-    """The driver's side: the run is created, described and ended here, and only here."""
+    """The driver's side: the run is created (or taken up again), described and ended here, and only here."""
 
     run_id: str | None
     uri: str | None
@@ -51,8 +67,11 @@ class RunRecord(Protocol):
 
     def set_tags(self, tags: dict[str, str]) -> None: ...
 
-    def finish(self, status: str) -> None:
-        """FINISHED, FAILED or KILLED."""
+    def log_event(self, text: str) -> None:
+        """What happened, and when: a line of the artifact events.txt, and for a while the tag runner.last_event."""
+
+    def finish(self, status: str, error: str | None = None) -> None:
+        """FINISHED, FAILED or KILLED; why, if there is a reason, is the tag runner.error."""
 
 
 class NullRecord:
@@ -71,23 +90,35 @@ class NullRecord:
     def set_tags(self, tags: dict[str, str]) -> None:
         pass
 
-    def finish(self, status: str) -> None:
+    def log_event(self, text: str) -> None:
+        pass
+
+    def finish(self, status: str, error: str | None = None) -> None:
         pass
 
 
-def open_tracker(settings: Tracking, record_uri: str | None, run_id: str | None) -> Tracker:
-    """Rank 0's tracker for the driver's run."""
+def open_tracker(
+    settings: Tracking,
+    record_uri: str | None,
+    run_id: str | None,
+    history: Sequence[Measured] | None = None,
+) -> Tracker:
+    """Rank 0's tracker for the driver's run.
+
+    `history` is given where a training goes on: all that its checkpoint has measured, () from the very start. What of
+    it the run does not have is recorded with its own time, and what the training measures again is not repeated.
+    """
     if settings.backend is Backend.none or record_uri is None or run_id is None:
         return NullTracker()
     from runner.tracking.mlflow import MlflowTracker
 
-    return MlflowTracker(record_uri, run_id, settings.flush_seconds)
+    return MlflowTracker(record_uri, run_id, settings.flush_seconds, history)
 
 
 def check_store(settings: Tracking, outputs: Path) -> None:
     """Raise ConfigError or PreflightError where the store cannot be one, or its server does not answer."""
     if settings.backend is Backend.mlflow:
-        from runner.tracking.record import check_uri, tracking_uri
+        from runner.tracking.store import check_uri, tracking_uri
 
         check_uri(tracking_uri(settings, outputs))
 
@@ -96,7 +127,7 @@ def store_uri(settings: Tracking, outputs: Path) -> str | None:
     """Where runs are recorded, also those of earlier commands."""
     if settings.backend is Backend.none:
         return None
-    from runner.tracking.record import tracking_uri
+    from runner.tracking.store import tracking_uri
 
     return tracking_uri(settings, outputs)
 
@@ -107,6 +138,15 @@ def open_record(
     """Create the run (and, the first time, the store under `outputs`)."""
     if settings.backend is Backend.none:
         return NullRecord()
-    from runner.tracking.record import MlflowRecord
+    from runner.tracking.record import create_run
 
-    return MlflowRecord(settings, outputs, run_name, parent_run_id)
+    return create_run(settings, outputs, run_name, parent_run_id)
+
+
+def reopen_record(settings: Tracking, outputs: Path, run_id: str | None) -> RunRecord:
+    """The run of an earlier command, which is RUNNING again. Raises ConfigError where the store has no such run."""
+    if settings.backend is Backend.none or run_id is None:
+        return NullRecord()
+    from runner.tracking.record import reopen_run
+
+    return reopen_run(settings, outputs, run_id)

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from runner.errors import nearest, refuse
 from runner.tracking.mlflow import prepare
+from runner.tracking.store import first_line, missing
 
 RUNS = "runs:/"
 BEST = "checkpoints/best"
 
 
-def fetch(uri: str, tracking_uri: str | None, into: Path) -> Path:
+def fetch(uri: str, tracking_uri: str | None, into: Path, key: str) -> Path:
     """Download `runs:/<run_id>` (its best checkpoint) or `runs:/<run_id>/<artifact>` to `into`; returns where it lies.
 
-    Raises ConfigError where there is no such run or artifact, or no store.
+    Raises ConfigError, about the config's `key`, where there is no such run or artifact, or no store.
     """
-    key = "model.init_from"
     if tracking_uri is None:
         raise refuse(key, uri, "without a tracking store there are no runs", "tracking=mlflow")
+    if missing(tracking_uri):
+        raise refuse(key, uri, f"there is no store {tracking_uri}")
     run_id, _, artifact = uri.removeprefix(RUNS).strip("/").partition("/")
     artifact = artifact or BEST
     prepare()
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    client = MlflowClient(tracking_uri)
     try:
+        client = MlflowClient(tracking_uri)
         client.get_run(run_id)
-        folder = artifact.rpartition("/")[0]
-        there = [found.path for found in client.list_artifacts(run_id, folder or None)]
+        there = listed(client, run_id, artifact.rpartition("/")[0])
         if artifact not in there:
             has = f"only {', '.join(there)}" if there else "nothing there"
             close = nearest(artifact, there)
@@ -40,5 +42,35 @@ def fetch(uri: str, tracking_uri: str | None, into: Path) -> Path:
         into.mkdir(parents=True, exist_ok=True)
         return Path(client.download_artifacts(run_id, artifact, str(into)))
     except (MlflowException, OSError) as error:
-        line = str(error).partition("\n")[0]
-        raise refuse(key, uri, f"the store {tracking_uri} does not have it ({line})") from error
+        raise refuse(key, uri, f"the store {tracking_uri} does not have it ({first_line(error)})") from error
+
+
+def fetch_checkpoints(tracking_uri: str, run_id: str, into: Path) -> Iterator[Path]:
+    """The checkpoints that a run has uploaded whole, the newest first; each is downloaded when it is asked for."""
+    prepare()
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri)
+    tags = client.get_run(run_id).data.tags
+    for mark in ("last", "best"):
+        name = tags.get(f"runner.checkpoint.{mark}")
+        if name is not None:
+            target = into / mark / name
+            target.mkdir(parents=True, exist_ok=True)
+            for path in listed(client, run_id, f"checkpoints/{mark}"):
+                found = Path(client.download_artifacts(run_id, path, str(into)))
+                found.replace(target / found.name)
+            yield target
+
+
+def read_text(client: Any, run_id: str, name: str) -> str | None:
+    """The artifact `name` at the root of an existing run; None where it has none."""
+    if name not in listed(client, run_id):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        return Path(client.download_artifacts(run_id, name, folder)).read_text()
+
+
+def listed(client: Any, run_id: str, folder: str = "") -> list[str]:
+    """Paths of a run's artifacts right in `folder`."""
+    return [found.path for found in client.list_artifacts(run_id, folder or None)]

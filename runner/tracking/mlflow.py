@@ -8,14 +8,17 @@ import os
 import queue
 import re
 import threading
-import time
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
+from runner.tracking import Measured
 
 FIRST_FLUSH_SECONDS = 10.0
 MAX_METRICS = 1000  # a batch, at most (MLflow's limit)
+CHECKPOINTS, MANIFEST = "checkpoints/", "manifest.json"
 _NOT_ALLOWED = re.compile(r"[^\w./ :-]")
 
 
@@ -28,22 +31,30 @@ class MlflowTracker:
 
     `import mlflow` costs a second, several while the other ranks spin in a collective waiting for this one: it is put
     off for FIRST_FLUSH_SECONDS, so that a short training pays for it when it has ended.
+
+    With a `history` the run is one that others wrote to, until they were killed with a part of it still in their queue
+    or just stored. The store is asked which steps of which metrics it has; the others are logged, the history's first.
     """
 
-    def __init__(self, uri: str, run_id: str, flush_seconds: float) -> None:
+    def __init__(
+        self, uri: str, run_id: str, flush_seconds: float, history: Sequence[Measured] | None = None
+    ) -> None:
         self._uri, self._run_id, self._flush_seconds = uri, run_id, flush_seconds
+        self._resumed = history is not None
+        self._logged: defaultdict[str, set[int]] = defaultdict(set)  # steps by key; the thread's own
         self._metrics: queue.SimpleQueue[tuple[str, float, int, int]] = queue.SimpleQueue()
         self._artifacts: dict[str, Path] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._error: Exception | None = None
+        for measured in history or ():
+            self.log_metrics(measured)
         self._thread = threading.Thread(target=self._run, name="mlflow", daemon=True)
         self._thread.start()
 
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        now = int(time.time() * 1000)
-        for key, value in metrics.items():
-            self._metrics.put((clean(key), float(value), now, step))
+    def log_metrics(self, measured: Measured) -> None:
+        for key, value in measured.metrics.items():
+            self._metrics.put((clean(key), float(value), measured.milliseconds, measured.step))
 
     def log_artifact(self, path: Path, name: str) -> None:
         with self._lock:
@@ -92,11 +103,17 @@ class MlflowTracker:
             from mlflow import MlflowClient
 
             client = MlflowClient(self._uri)
+            if self._resumed:
+                self._read_logged(client)
             while not self._closing.wait(self._flush_seconds):
                 self._flush(client)
             self._flush(client)
         except Exception as error:  # noqa: BLE001 (re-raised by close(): a thread has nobody else to tell)
             self._error = error
+
+    def _read_logged(self, client: Any) -> None:
+        for key in client.get_run(self._run_id).data.metrics:
+            self._logged[key] = {metric.step for metric in client.get_metric_history(self._run_id, key)}
 
     def _flush(self, client: Any) -> None:
         from mlflow.entities import Metric
@@ -104,20 +121,28 @@ class MlflowTracker:
         waiting = []
         while not self._metrics.empty():
             key, value, milliseconds, step = self._metrics.get()
-            waiting.append(Metric(key, value, milliseconds, step))
+            if step not in self._logged[key]:
+                self._logged[key].add(step)
+                waiting.append(Metric(key, value, milliseconds, step))
         for start in range(0, len(waiting), MAX_METRICS):
             client.log_batch(self._run_id, metrics=waiting[start : start + MAX_METRICS])
         with self._lock:
             artifacts, self._artifacts = self._artifacts, {}
         for name, path in artifacts.items():
             try:
-                if not path.is_dir():  # MLflow would upload nothing, and say nothing
-                    raise FileNotFoundError(path)
-                client.log_artifacts(self._run_id, str(path), name)
+                self._upload(client, path, name)
             except FileNotFoundError:
-                with self._lock:  # pruned while it waited: fine as long as a newer one is queued
+                with (
+                    self._lock
+                ):  # pruned before or while it was uploaded: fine as long as a newer one is queued
                     if name not in self._artifacts:
                         raise
+
+    def _upload(self, client: Any, path: Path, name: str) -> None:
+        """The manifest last: until it is there, the old one's sha256 tells that the files are not of one checkpoint."""
+        for file in sorted(path.iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
+            client.log_artifact(self._run_id, str(file), name)
+        client.set_tag(self._run_id, f"runner.checkpoint.{name.removeprefix(CHECKPOINTS)}", path.name)
 
 
 def prepare() -> None:
@@ -126,6 +151,7 @@ def prepare() -> None:
     os.environ.pop("MLFLOW_RUN_ID", None)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -1,47 +1,38 @@
-"""The driver's side of an MLflow run: the store, the run, its description and its final status."""
+"""The driver's side of an MLflow run: created or taken up again, described, and ended with its final status."""
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from runner.errors import ConfigError, PreflightError, RunnerError
-from runner.reach import unreachable
+from runner.errors import ConfigError, RunnerError
 from runner.schema import Tracking
+from runner.tracking.artifacts import read_text
 from runner.tracking.mlflow import clean, prepare
+from runner.tracking.store import (
+    create_default,
+    creation_lock,
+    default_uri,
+    first_line,
+    missing,
+    tracking_uri,
+)
 
-STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "")
 MAX_PARAMS, MAX_PARAM_LENGTH = 100, 6000  # a batch; characters (MLflow's limits)
+MAX_NOTE = 500  # characters of a tag that people read (MLflow takes 8000)
+ERROR, LAST_EVENT = "runner.error", "runner.last_event"
+EVENTS = "events.txt"
 
 
 class MlflowRecord:
-    """A run created by the driver. SQLite and artifacts lie under `outputs` unless the user chose a store."""
+    """An existing run of the store at `uri`."""
 
-    def __init__(
-        self, settings: Tracking, outputs: Path, run_name: str | None, parent_run_id: str | None
-    ) -> None:
-        prepare()
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-
-        self.uri: str | None = tracking_uri(settings, outputs)
-        try:
-            with _creation_lock(self.uri, outputs):
-                self._client = MlflowClient(self.uri)
-                self._client.search_experiments(max_results=1)
-            experiment_id = self._experiment(settings, outputs)
-            run = self._client.create_run(experiment_id, run_name=run_name, tags=_run_tags(parent_run_id))
-        except (MlflowException, OSError) as error:
-            first_line = str(error).splitlines()[0].partition(" with exception")[0]
-            raise RunnerError(
-                f"tracking.uri={self.uri}: MLflow cannot be used ({first_line}); "
-                "type tracking=none to train without it"
-            ) from error
-        self.run_id: str | None = run.info.run_id
-        self._id: str = run.info.run_id
+    def __init__(self, client: Any, uri: str, run_id: str, events: str = "") -> None:
+        self.uri: str | None = uri
+        self.run_id: str | None = run_id
+        self._client, self._id, self._events = client, run_id, events
 
     def log_params(self, params: dict[str, Any]) -> None:
         from mlflow.entities import Param
@@ -64,67 +55,75 @@ class MlflowRecord:
 
         self._client.log_batch(self._id, tags=[RunTag(key, value) for key, value in tags.items()])
 
-    def finish(self, status: str) -> None:
-        self._client.set_terminated(self._id, status)
+    def log_event(self, text: str) -> None:
+        # An artifact, for a tag has a limit; the whole of it each time, for an artifact cannot be appended to.
+        line = " ".join(text.split())
+        self._events += f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}\n"
+        self._client.log_text(self._id, self._events, EVENTS)
+        self._client.set_tag(self._id, LAST_EVENT, line[:MAX_NOTE])
 
-    def _experiment(self, settings: Tracking, outputs: Path) -> str:
-        name = settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        # A store of our own keeps its artifacts beside it; MLflow would put them into the current directory.
-        location = (outputs / "artifacts").as_uri() if self.uri == default_uri(outputs) else None
-        return str(self._client.create_experiment(name, artifact_location=location))
-
-
-def default_uri(outputs: Path) -> str:
-    return f"sqlite:///{outputs / 'mlflow.db'}"
+    def finish(self, status: str, error: str | None = None) -> None:
+        self._client.set_terminated(self._id, status)  # first: it matters more than the reason
+        if error:
+            self._client.set_tag(self._id, ERROR, error[:MAX_NOTE])
 
 
-def tracking_uri(settings: Tracking, outputs: Path) -> str:
-    """The store: tracking.uri, else MLFLOW_TRACKING_URI, else SQLite under `outputs`; relative paths made absolute."""
-    uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
-        outputs.mkdir(parents=True, exist_ok=True)
-        return default_uri(outputs)
-    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
-        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
-    if uri.startswith("file:") or ("://" not in uri and uri != "databricks"):
-        raise ConfigError(
-            f"tracking.uri={uri}: MLflow no longer writes to plain folders; type tracking.uri=sqlite:///mlflow.db"
-        )
-    return uri
+def create_run(
+    settings: Tracking, outputs: Path, run_name: str | None, parent_run_id: str | None
+) -> MlflowRecord:
+    """A new run. SQLite and artifacts lie under `outputs` unless the user chose a store. Raises RunnerError."""
+    prepare()
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
-
-def check_uri(uri: str) -> None:
-    """Seconds, where MLflow itself would retry for minutes."""
-    parts = urlsplit(uri)
-    if parts.scheme.split("+")[0] not in STORES:
-        raise ConfigError(
-            f"tracking.uri={uri}: MLflow has no such store; type tracking.uri=sqlite:///mlflow.db"
-        )
-    if parts.scheme not in ("http", "https"):
-        return
+    uri = tracking_uri(settings, outputs)
+    tags = {"mlflow.parentRunId": parent_run_id} if parent_run_id else {}
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        reason = unreachable(parts.hostname or "", port)
-    except ValueError as error:  # the port is no number
-        reason = str(error)
-    if reason:
-        raise PreflightError(
-            f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type tracking=none to "
-            "train without it"
+        with creation_lock(uri, outputs):
+            if uri == default_uri(outputs) and missing(uri):
+                create_default(outputs)
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
+        # A store of our own keeps its artifacts beside it; MLflow would put them into the current directory.
+        location = (outputs / "artifacts").as_uri() if uri == default_uri(outputs) else None
+        run = client.create_run(_experiment_id(client, settings, location), run_name=run_name, tags=tags)
+    except (MlflowException, OSError) as error:
+        raise RunnerError(
+            f"tracking.uri={uri}: MLflow cannot be used ({first_line(error)}); "
+            "type tracking=none to train without it"
+        ) from error
+    return MlflowRecord(client, uri, run.info.run_id)
+
+
+def reopen_run(settings: Tracking, outputs: Path, run_id: str) -> MlflowRecord:
+    """The run goes on: RUNNING, without the error that ended it, which becomes an event. Raises ConfigError."""
+    uri = tracking_uri(settings, outputs)
+    if missing(uri):
+        raise ConfigError(
+            f"run_id={run_id}: there is no store {uri}; type tracking.uri=… of the store that has it"
         )
+    prepare()
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client = MlflowClient(uri)
+        run = client.get_run(run_id)
+        client.update_run(run_id, "RUNNING")
+        record = MlflowRecord(client, uri, run_id, read_text(client, run_id, EVENTS) or "")
+        if ERROR in run.data.tags:
+            record.log_event(f"{run.info.status}: {run.data.tags[ERROR]}")
+            client.delete_tag(run_id, ERROR)
+    except (MlflowException, OSError) as error:
+        raise ConfigError(
+            f"run_id={run_id}: the store {uri} cannot take it up again ({first_line(error)})"
+        ) from error
+    return record
 
 
-def _creation_lock(uri: str | None, outputs: Path) -> AbstractContextManager[Any]:
-    """Processes that start together must not both create the tables of our SQLite store: MLflow's set-up races."""
-    if uri != default_uri(outputs):
-        return nullcontext()
-    from filelock import FileLock
-
-    return FileLock(outputs / "mlflow.lock")
-
-
-def _run_tags(parent_run_id: str | None) -> dict[str, str]:
-    return {"mlflow.parentRunId": parent_run_id} if parent_run_id else {}
+def _experiment_id(client: Any, settings: Tracking, artifact_location: str | None) -> str:
+    name = settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(client.create_experiment(name, artifact_location=artifact_location))

@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runner.executors import ray_cluster
 from runner.prepare import Prepared, Request, prepare
 from runner.rank_log import Follower, log_path
-from runner.recording import Result, bounded, close_record, open_run, write_result
-from runner.report.console import Screen
+from runner.recording import bounded, close_record, open_run
+from runner.report.console import Screen, relative
+from runner.run_folder import Result, locked, take, write_result
 from runner.tracking import RunRecord
+
+CREATING_SECONDS = 5.0  # for a store's first tables
 
 
 @dataclass
@@ -36,10 +40,19 @@ class Clock:
 def train(request: Request, screen: Screen) -> Result:
     """Run one experiment to its end and return what result.json says. Raises RunnerError or KeyboardInterrupt."""
     clock = Clock()
-    with clock.phase("check"):
-        prepared = prepare(request)
     if request.experiment.dry_run:
+        with clock.phase("check"):
+            prepared = prepare(request)
         return rehearse(request, prepared, screen, clock)
+    with (locked if request.resumes is None else take)(request.run_dir):
+        with clock.phase("check"):
+            prepared = prepare(request)
+        record = start(request, prepared, clock)
+        return launch(request, prepared, record, screen, clock)
+
+
+def start(request: Request, prepared: Prepared, clock: Clock) -> RunRecord:
+    """Ray and the MLflow run, side by side."""
     from runner.executors import horovod_trainer
 
     with clock.phase("start"):
@@ -56,10 +69,10 @@ def train(request: Request, screen: Screen) -> Result:
         except BaseException as error:
             background.shutdown(wait=False, cancel_futures=True)
             status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-            bounded(lambda: opening.result().finish(status))
+            bounded(lambda: opening.result().finish(status), CREATING_SECONDS)
             raise
         background.shutdown()
-    return launch(request, prepared, record, screen, clock)
+    return record
 
 
 def rehearse(request: Request, prepared: Prepared, screen: Screen, clock: Clock) -> Result:
@@ -74,8 +87,9 @@ def rehearse(request: Request, prepared: Prepared, screen: Screen, clock: Clock)
 
 def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Screen, clock: Clock) -> Result:
     """Hand the job to the executor; whatever happens, the run gets its true status and result.json."""
+    from runner import retention
     from runner.executors import horovod_trainer
-    from runner.worker import Job, Memory, best_checkpoint
+    from runner.worker import Job, Memory
 
     plan, run_dir = prepared.plan, request.run_dir
     job = Job(
@@ -88,6 +102,8 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         working_dir=Path.cwd(),
         import_roots=request.import_roots,
         attachments=attachments(prepared.data.preprocessing),
+        fingerprint=request.fingerprint,
+        resumes=request.resumes is not None,
     )
     result: Result = {
         "run_id": record.run_id,
@@ -95,12 +111,26 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         "metrics": {},
         "best": {},
         "weights_sha256": None,
+        "restarts": 0,
     }
     history: list[dict[str, float]] = []
     drawing = ThreadPoolExecutor(1)
     launched = time.time()
 
+    def restarted(count: int, reason: str) -> None:
+        result["restarts"] = count
+        line = f"restart {count} of {prepared.experiment.trainer.max_failures}: {reason}"
+        screen.line(line)
+        bounded(lambda: record.log_event(line))
+
     def received(values: dict[str, Any]) -> None:
+        if "resumed" in values:
+            name = values.pop("resumed")
+            line = f"goes on from {name}" if name else "starts again: there was no checkpoint yet"
+            screen.line(line)
+            bounded(lambda: record.log_event(line))
+            history[:] = values.pop("history")
+            result["metrics"] = history[-1] if history else {}
         for metrics in values.pop("history", ()):
             history.append(metrics)
             result["metrics"] = metrics
@@ -112,11 +142,15 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         clock.seconds |= values.pop("seconds", {})
         result.update(values)
 
-    screen.banner(run_dir, plan, prepared.notes, record.run_id, record.uri)
-    screen.start(plan.total_steps)
-    follower = Follower(log_path(run_dir, 0), screen.line)
+    follower = None
     try:
-        horovod_trainer.run(job, Memory(prepared.data.splits, prepared.initial), received)
+        screen.banner(run_dir, plan, prepared.notes, record.run_id, record.uri)
+        if prepared.change is not None:
+            bounded(partial(record.log_event, prepared.change))
+        screen.start(plan.total_steps)
+        follower = Follower(log_path(run_dir, 0), screen.line)
+        memory = Memory(prepared.data.splits, prepared.initial, prepared.data.sampler)
+        horovod_trainer.run(job, memory, received, restarted)
         result["status"] = "FINISHED"
     except KeyboardInterrupt as stop:
         result |= {"status": "KILLED", "error": str(stop) or "interrupted by Ctrl-C"}
@@ -126,15 +160,23 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         raise
     finally:
         drawing.shutdown(wait=result["status"] == "FINISHED")
-        follower.close()
+        if follower is not None:
+            follower.close()
         screen.stop()
         clock.seconds["total"] = time.time() - clock.started
         result["seconds"] = {phase: round(value, 3) for phase, value in clock.seconds.items()}
         write_result(run_dir, result)
-        close_record(record, run_dir, result["status"])
-    best = best_checkpoint(run_dir / "checkpoints")
+        close_record(record, run_dir, result["status"], result.get("error"))
+        if result["status"] != "FINISHED":
+            screen.line(how_to_go_on(record.run_id, run_dir))
+    best = retention.best(run_dir / "checkpoints", plan.goal.maximise)
     screen.finished(result, record.uri, best)
     return result
+
+
+def how_to_go_on(run_id: str | None, run_dir: Path) -> str:
+    which = f"run_id={run_id}" if run_id else f"run_dir={relative(run_dir)}"
+    return f"go on with: python -m runner resume {which}"
 
 
 def draw(run_dir: Path, history: list[dict[str, float]], examined: dict[str, Any], screen: Screen) -> None:
