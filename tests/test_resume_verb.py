@@ -42,8 +42,6 @@ def somewhere(tmp_path, monkeypatch):
     """A folder to be in; what `resume` changes in the process is put back."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def screen():

@@ -19,14 +19,6 @@ def outputs(tmp_path_factory):
     return tmp_path_factory.mktemp("outputs")
 
 
-@pytest.fixture(autouse=True)
-def no_user_settings(monkeypatch):
-    """Neither the user's settings nor what mlflow.set_tracking_uri leaves in the environment."""
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def record(outputs):
     return open_record(Tracking(), outputs, "a run")

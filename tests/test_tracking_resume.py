@@ -94,11 +94,7 @@ def outputs(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def default_settings(monkeypatch):
-    """Neither the user's settings nor seconds of waiting."""
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+def no_wait(monkeypatch):
     monkeypatch.setattr("runner.tracking.mlflow.FIRST_FLUSH_SECONDS", 0.0)
 
 

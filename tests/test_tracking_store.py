@@ -58,14 +58,6 @@ def outputs(tmp_path_factory):
     return outputs
 
 
-@pytest.fixture(autouse=True)
-def no_user_settings(monkeypatch):
-    """Neither the user's settings nor what mlflow.set_tracking_uri leaves in the environment."""
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-
-
 def read(record):
     return MlflowClient(record.uri).get_run(record.run_id)
 

@@ -16,6 +16,7 @@ import pytest
 
 from runner import __main__ as door
 from runner.executors import ray_cluster
+from tests.conftest import environment
 from tests.end_to_end.warm import Workers
 
 Train = Callable[..., dict[str, Any]]
@@ -51,8 +52,6 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _warm_ray: None) -> T
 
     def run(*overrides: str) -> dict[str, Any]:
         monkeypatch.chdir(tmp_path)
-        for name in set(os.environ) - set(environment()):  # also what other tests have left there
-            monkeypatch.delenv(name)
         monkeypatch.setattr(sys, "argv", ["runner"])
         monkeypatch.setattr(sys, "path", list(sys.path))
         folder = tmp_path / f"run-{len(list(tmp_path.glob('run-*')))}"
@@ -115,18 +114,6 @@ def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]
         process.wait()
         if process.stdout:
             process.stdout.close()
-
-
-def environment() -> dict[str, str]:
-    """This process's, without what would choose a store or a cluster."""
-    unset = (
-        "MLFLOW_TRACKING_URI",
-        "MLFLOW_EXPERIMENT_NAME",
-        "MLFLOW_RUN_ID",
-        "RAY_ADDRESS",
-        "HYDRA_FULL_ERROR",
-    )
-    return {key: value for key, value in os.environ.items() if key not in unset}
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from runner.executors import ray_cluster
-from tests.end_to_end.conftest import Finished, Train, environment
+from tests.conftest import environment
+from tests.end_to_end.conftest import Finished, Train
 
 CPUS = 3
 

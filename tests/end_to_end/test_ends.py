@@ -16,7 +16,8 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from tests.end_to_end.conftest import Finished, environment
+from tests.conftest import environment
+from tests.end_to_end.conftest import Finished
 
 
 def test_more_than_the_machine_has_is_refused_in_three_seconds(command: Callable[..., Finished]) -> None:

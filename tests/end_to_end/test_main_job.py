@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from datasets.tables import digits
 from models.mlp import MLP
 from runner import checkpoint
-from tests.end_to_end.conftest import Finished, environment
+from tests.conftest import environment
+from tests.end_to_end.conftest import Finished
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.end_to_end.conftest import environment
+from tests.conftest import environment
 from tests.faults.outcome import Outcome
 from tests.faults.processes import TOKEN, Alive, with_token
 

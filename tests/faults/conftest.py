@@ -14,7 +14,7 @@ import pytest
 from runner import __main__ as door
 from runner.errors import RunnerError
 from runner.report.console import Screen
-from tests.end_to_end.conftest import environment
+from tests.conftest import environment
 from tests.faults.command import Command
 from tests.faults.outcome import Outcome
 from tests.faults.processes import gone
@@ -52,8 +52,6 @@ def here(home: Path) -> Run:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(home)
-            for variable in set(os.environ) - set(environment()):
-                patch.delenv(variable)
             patch.setattr(sys, "argv", ["runner"])
             patch.setattr(sys, "path", list(sys.path))
             patch.setattr(Screen, "line", timed)

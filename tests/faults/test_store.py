@@ -12,7 +12,7 @@ import pytest
 
 from runner.schema import Tracking
 from runner.tracking import open_record
-from tests.end_to_end.conftest import environment
+from tests.conftest import environment
 
 CREATE = """
 import sys
