@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ import pytest
 from runner import __main__ as door
 from runner.errors import RunnerError
 from runner.report.console import Screen
-from tests.conftest import environment
 from tests.faults.command import Command
 from tests.faults.outcome import Outcome
 from tests.faults.processes import gone
