@@ -43,6 +43,26 @@ def test_a_rank_that_stands_still_is_named(here, measure, kind, rank):
 
 
 @pytest.mark.faults
+def test_without_a_watchdog_horovods_stall_inspector_ends_it(here, measure):
+    measured = measure(7, "sleeps, rank 1 of 2, no watchdog, horovod.stall_shutdown_s=3")
+    outcome = here(
+        "stalled",
+        "model.kind=sleeps",
+        "model.rank=1",
+        "model.at=10",
+        "trainer.watchdog_seconds=null",
+        "horovod.stall_warning_s=1",
+        "horovod.stall_shutdown_s=3",
+        "trainer.max_failures=0",
+    )
+    measured.seconds("end of the command", outcome.ended_after(), 3 + 5)
+    assert outcome.end == (1, "FAILED", "FAILED")
+    assert outcome.error.startswith("rank 1 ended without a Python error (")
+    assert " or stopped answering (log in outputs/runs/faults/stalled/logs/rank-1.log" in outcome.error
+    assert "Missing ranks:" in (outcome.run_dir / "logs" / "rank-0.log").read_text()
+
+
+@pytest.mark.faults
 def test_a_rank_that_stood_still_is_replaced(here, uninterrupted, measure):
     measured = measure(7, f"sleeps, restarted, trainer.watchdog_seconds={WATCHDOG}")
     outcome = here(
