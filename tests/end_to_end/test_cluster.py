@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ CPUS = 3
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Ray head of its own, which knows nothing of the driver's folder."""
+    """A Ray head of its own, which knows nothing of the driver's folder, and asks for a token."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -39,11 +40,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # A folder of its own (short: it holds sockets), so that no other program takes this for the machine's Ray.
     temporary = tempfile.mkdtemp(prefix="ray-")
     options.append(f"--temp-dir={temporary}")
+    token = elsewhere / "token"  # the machine may have none yet
+    token.write_text(secrets.token_hex(32))
+    with_token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     log = (elsewhere / "log").open("w")
     head = subprocess.Popen(
         [*ray, "start", "--head", *options],
         cwd=elsewhere,
-        env=environment(),
+        env={**environment(), **with_token},
         stdout=log,
         stderr=log,
         start_new_session=True,
@@ -53,7 +57,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             break
         assert head.poll() is None, (elsewhere / "log").read_text()
         subprocess.run(["sleep", "0.1"], check=True)
-    yield f"127.0.0.1:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in with_token.items():
+            patch.setenv(name, value)
+        yield f"127.0.0.1:{port}"
     for process in (*psutil.Process(head.pid).children(recursive=True), head):  # SIGTERM would drain for 30 s
         process.kill()
     head.wait()
@@ -62,9 +69,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_it_trains_with_the_users_code_on_whole_cpus(
-    project: Path, address: str, command: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+    project: Path, address: str, command: Callable[..., Finished]
 ) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     done = command(
         "--config-dir",
         "configs",
