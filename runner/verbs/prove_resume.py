@@ -60,8 +60,8 @@ def interrupted(arguments: Sequence[str], run_dir: Path, log: Path, step: int, w
 
 def fixed(run_dir: Path, every: int | None = None) -> list[str]:
     """What a proof needs, whatever the experiment says."""
-    settings = ["trainer.deterministic=true", f"hydra.run.dir={run_dir}", "tracking.log_model=false"]
-    return [*settings, f"checkpoint.every_steps={every}"] if every else settings
+    settings = ["trainer.deterministic=true", "tracking.log_model=false", "tracking.plots=false"]
+    return [*settings, f"hydra.run.dir={run_dir}", *([f"checkpoint.every_steps={every}"] if every else [])]
 
 
 def newest_step(run_dir: Path) -> int:

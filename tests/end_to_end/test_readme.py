@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -23,6 +25,7 @@ COMMANDS = [
 ]
 TRAINED_ELSEWHERE = "python -m runner model=mlp scaling.num_workers=4"  # test_main_job.py runs just this
 TRAINING = [line for line in COMMANDS if line.startswith("python -m runner ") and line != TRAINED_ELSEWHERE]
+Ran = tuple[Path, subprocess.CompletedProcess[str]]  # where, and how it ended
 
 
 def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -50,14 +53,27 @@ def test_all_commands_are_covered() -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ran]]]:
+    """All of them, two at a time: a command spends most of its time in the start of processes."""
+
+    def run(line: str) -> Ran:
+        folder = tmp_path_factory.mktemp("readme")
+        (folder / "data").mkdir()
+        table = pd.DataFrame({"age": range(100), "city": ["Ulm", "Łódź"] * 50, "label": [0, 0, 1, 1] * 25})
+        table.to_parquet(folder / "data" / "part-0.parquet")
+        return folder, shell(line, folder)
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {line: pool.submit(run, line) for line in TRAINING}
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("line", TRAINING)
-def test_the_command_succeeds(line: str, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    table = pd.DataFrame({"age": range(100), "city": ["Ulm", "Łódź"] * 50, "label": [0, 0, 1, 1] * 25})
-    table.to_parquet(tmp_path / "data" / "part-0.parquet")
-    done = shell(line, tmp_path)
+def test_the_command_succeeds(line: str, commands: dict[str, Future[Ran]]) -> None:
+    folder, done = commands[line].result()
     assert done.returncode == 0, done.stdout + done.stderr
-    results = [json.loads(path.read_text()) for path in (tmp_path / "outputs").rglob("[0-9]*/result.json")]
+    results = [json.loads(path.read_text()) for path in (folder / "outputs").rglob("[0-9]*/result.json")]
     assert {result["status"] for result in results} <= {"FINISHED"}
     jobs = (
         0
