@@ -112,6 +112,10 @@ def stop(seconds: float = 3.0) -> None:
         return
     import psutil
 
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(argument.endswith("monitor.py") for argument in process.cmdline()):
+                process.kill()  # the autoscaler and the log's reader: asked to end, they take a second
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     leaving.join(seconds)
