@@ -21,7 +21,8 @@ test: $(STAMP)  ## formatter check, linter, type checker, all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore tests/end_to_end --ignore tests/faults -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/end_to_end tests/faults
 
 faults: $(STAMP)  ## inject every fault in every way and print the table of what must hold and what was measured
 	$(BIN)/python -m pytest tests/faults -m 'not soak'

@@ -193,7 +193,7 @@ def _essence(record: Record) -> tuple[str, str]:
 def _collect_stacks(run_dir: Path, stalls: list[Record], since: float) -> Path:
     """logs/stacks.txt with where every rank was: a rank's own account, else what the signal dumped."""
     texts = {
-        path: path.read_text(errors="replace")
+        path: stacks.first_dump(path.read_text(errors="replace"))
         for path in (run_dir / "stalls").glob("rank-*.stack")
         if _is_newer(path, since)
     }

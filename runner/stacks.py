@@ -46,6 +46,13 @@ def dumped(text: str, ident: int | None = None) -> list[Frame]:
     return []
 
 
+def first_dump(text: str) -> str:
+    """Of what faulthandler dumped: two ranks that ask at the same time get one after the other."""
+    first, newline, _ = text.partition("\n")
+    again = text.find(f"\n{first}\n")
+    return text if again < 0 or not newline else text[: again + 1]
+
+
 def place(frames: Sequence[Frame]) -> str | None:
     """The innermost frame of the user's own code, else the innermost of all, as in "models/mlp.py:12 forward"."""
     own = [

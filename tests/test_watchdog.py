@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runner import diagnosis, watchdog
+from runner import diagnosis, stacks, watchdog
 
 SECONDS = 1.0
 STANDING_STILL = ["sleeps", "spins", "keeps_the_lock"]
@@ -236,3 +236,10 @@ def test_without_seconds_nothing_is_watched_and_the_process_is_known(tmp_path):
     dog.close()
     assert threading.active_count() == threads
     assert [path.name for path in (tmp_path / "stalls").iterdir()] == ["rank-3.pid"]
+
+
+def test_a_stack_that_two_ranks_asked_for_is_told_once():
+    dump = 'Thread 0x01 [a] (most recent call first):\n  File "x.py", line 1 in f\n\nCurrent thread 0x02 [b]:\n  File "y.py", line 2 in g\n'
+    assert stacks.first_dump(dump + dump) == dump
+    assert stacks.first_dump(dump) == dump
+    assert stacks.first_dump("") == ""
