@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from runner.communicator import Communicator, HorovodCommunicator
+from runner.communicator import Communicator, HorovodCommunicator, environment
 from runner.diagnosis import diagnose, record_error
 from runner.errors import LaunchError, PreflightError
 from runner.ingest import ray_data
@@ -33,8 +33,8 @@ _connected: list[Connected] = []  # of a worker's process
 class LiveWorkers:
     """A group of `num_workers` ranks on this machine, in a Ray that has been started (ray_cluster.start).
 
-    HOROVOD_* settings are read when the ranks connect, so a group has one setting of Horovod for its life; one that
-    is `deterministic` takes other jobs too. A job that fails ends the group: its ranks may wait for each other.
+    HOROVOD_* settings are read when the ranks connect, so a group has one set of them for its life; one that is
+    `deterministic` takes other jobs too. A job that fails ends the group: its ranks may wait for each other.
     Raises LaunchError where the workers do not start, PreflightError on a cluster.
     """
 
@@ -83,7 +83,9 @@ class LiveWorkers:
         trainer = job.experiment.trainer
         if self._executor is None:
             raise LaunchError("these workers are closed")
-        if job.experiment.horovod != self._horovod or trainer.deterministic > self._deterministic:
+        is_exact = self._deterministic
+        wanted, given = (environment(each, is_exact) for each in (job.experiment.horovod, self._horovod))
+        if wanted != given or trainer.deterministic > is_exact:
             raise LaunchError(
                 "live workers have one setting of Horovod for their life, and this job has another"
             )
@@ -124,6 +126,10 @@ class LiveWorkers:
 class Connected(HorovodCommunicator):
     """A communicator that outlives its jobs."""
 
+    def serve(self, horovod: Horovod) -> None:
+        """What is not read when ranks connect (compression, …) is the job's."""
+        self._settings = horovod
+
     def close(self) -> None:
         pass
 
@@ -138,6 +144,7 @@ def _on_rank(function: OnRank, job: Job, held: list[Any], shards: list[Mapping[s
 
     enter(job)
     communicator = _connected[0]
+    communicator.serve(job.experiment.horovod)
     rank = communicator.rank
     try:
         return function(job, ray.get(held[0]), shards[rank], communicator)

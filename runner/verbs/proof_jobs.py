@@ -17,7 +17,7 @@ from runner.preflight import this_machine
 from runner.prepare import Prepared, Request
 from runner.schema import Experiment, Precision
 from runner.tracking import store_uri
-from runner.verbs.proof import Compose
+from runner.verbs.proof import Compose, proof_folder
 from runner.verbs.train import attachments
 from runner.worker import Job, Memory
 
@@ -38,9 +38,9 @@ def own_arguments(arguments: Sequence[str], defaults: Mapping[str, int]) -> tupl
     return own, overrides
 
 
-def proved(compose: Compose, overrides: Sequence[str]) -> Request:
-    """The composed experiment. Raises ConfigError for one that is to run on a cluster."""
-    request = compose(overrides)
+def proved(name: str, compose: Compose, overrides: Sequence[str]) -> Request:
+    """The composed experiment, in the proof's folder. Raises ConfigError for one that is to run on a cluster."""
+    request = replace(compose(overrides), run_dir=proof_folder(name))
     address = ray_cluster.cluster_address(request.experiment.scaling.address)
     if address is not None:
         raise refuse(

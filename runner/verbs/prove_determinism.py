@@ -11,7 +11,7 @@ from runner.errors import TrainingError
 from runner.executors.live_workers import Reports
 from runner.prepare import prepare
 from runner.report.console import Screen
-from runner.verbs.proof import TIMED, Compose, Proof, proof_folder
+from runner.verbs.proof import TIMED, Compose, Proof
 from runner.verbs.proof_jobs import (
     Open,
     groups,
@@ -33,19 +33,18 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
     """`repeats=3` trains three times on each number of workers; the batch of a worker is the experiment's."""
     own, overrides = own_arguments(arguments, {"repeats": REPEATS})
     repeats = max(2, own["repeats"])
-    request = proved(compose, overrides)
+    request = proved("determinism", compose, overrides)
     experiment = settled(request.experiment, patience=request.experiment.trainer.patience)
     experiment = replace(experiment, scaling=replace(experiment.scaling, num_workers=1))
     prepared = prepare(replace(request, experiment=experiment))
-    folder = proof_folder("determinism")
-    screen.line(f"prove determinism: {repeats * len(SIZES)} trainings, in {folder}")
+    screen.line(f"prove determinism: {repeats * len(SIZES)} trainings, in {request.run_dir}")
     rows: list[tuple[str, ...]] = []
     holds, open_workers = True, opened or groups(request)
     for size in SIZES:
         sized = planned(prepared, prepared.data.facts, size)
         first: tuple[str, Any] | None = None
         for repeat in range(1, repeats + 1):
-            job = job_of(sized, folder / f"{size}-workers-{repeat}", request.import_roots)
+            job = job_of(sized, request.run_dir / f"{size}-workers-{repeat}", request.import_roots)
             start = (str(size), str(repeat), str(sized.plan.total_steps))
             try:
                 with open_workers(size) as workers:  # other processes each time
@@ -59,7 +58,7 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
             rows.append((*start, found[0][:16], str(sum(map(len, found[1]))), verdict))
             holds &= is_equal
             first = first or found
-    return Proof("determinism: bit for bit", COLUMNS, rows, holds, folder, store_of(request))
+    return Proof("determinism: bit for bit", COLUMNS, rows, holds, request.run_dir, store_of(request))
 
 
 def outcome(reports: Reports) -> tuple[str, list[dict[str, str]]]:

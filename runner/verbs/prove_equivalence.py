@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from runner.plan import DataFacts
 from runner.prepare import Prepared, Request, prepare
 from runner.report.console import Screen
 from runner.schema import Compression, Experiment, Ingest, Precision
-from runner.verbs.proof import Compose, Proof, proof_folder
+from runner.verbs.proof import Compose, Proof
 from runner.verbs.proof_jobs import (
     Open,
     groups,
@@ -69,7 +68,7 @@ SPLITS = (Split(1, 1, True), Split(1, 1), Split(1, 4), Split(2, 2), Split(2, 4),
 def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Open | None = None) -> Proof:
     """Raises ConfigError for an experiment whose weights depend on the split by their nature."""
     own, overrides = own_arguments(arguments, {"steps": STEPS})
-    request = proved(compose, overrides)
+    request = proved("equivalence", compose, overrides)
     check(request.experiment)
     batch, base = sizes(request.experiment)
     experiment = one_batch(request.experiment, batch, base, own["steps"])
@@ -80,11 +79,10 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
     if amplifies_rounding(first):
         notes.append(note_of_plain_sgd(first))
         subjects = {ingest: with_plain_sgd(each) for ingest, each in subjects.items()}
-    folder = proof_folder("equivalence")
-    screen.line(f"prove equivalence: {len(INGESTS) * len(SPLITS)} trainings, in {folder}")
+    screen.line(f"prove equivalence: {len(INGESTS) * len(SPLITS)} trainings, in {request.run_dir}")
     rows: list[tuple[str, ...]] = []
     holds = True
-    for row, is_equal in trainings(subjects, batch, folder, request, opened or groups(request)):
+    for row, is_equal in trainings(subjects, batch, request, opened or groups(request)):
         rows.append(row)
         holds &= is_equal
     order = [ingest.value for ingest in INGESTS]
@@ -92,11 +90,11 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
     rows.append(("ray_data", "no such proof", "", "", "not applicable"))
     notes.append(f"ray_data: {NO_PROOF}; prove determinism and prove resume hold for it")
     title = f"equivalence: weights within {TOLERANCE:g}, float64"
-    return Proof(title, COLUMNS, rows, holds, folder, store_of(request), notes)
+    return Proof(title, COLUMNS, rows, holds, request.run_dir, store_of(request), notes)
 
 
 def trainings(
-    subjects: Mapping[Ingest, Prepared], batch: int, folder: Path, request: Request, opened: Open
+    subjects: Mapping[Ingest, Prepared], batch: int, request: Request, opened: Open
 ) -> Iterator[tuple[tuple[str, ...], bool]]:
     """A row of the table a training, and whether it is as it should be; ends with the first that fails."""
     reference: dict[Ingest, dict[str, Tensor]] = {}
@@ -110,7 +108,7 @@ def trainings(
                     sized = planned(
                         prepared, prepared.data.facts, size, batch_size=rows, accumulation_steps=micro_batches
                     )
-                    job = job_of(sized, folder / f"{ingest.value}-{number}", request.import_roots)
+                    job = job_of(sized, request.run_dir / f"{ingest.value}-{number}", request.import_roots)
                     start = (ingest.value, split.label(batch), str(sized.plan.total_steps))
                     try:
                         workers.run(_alone if split.is_reference else _together, job, memory_of(sized))

@@ -29,7 +29,7 @@ from runner.plan import MAX_EVAL_BATCH, DataFacts
 from runner.prepare import Prepared, prepare
 from runner.report.console import Screen
 from runner.schema import Experiment, Task
-from runner.verbs.proof import Compose, Proof, proof_folder
+from runner.verbs.proof import Compose, Proof
 from runner.verbs.proof_jobs import (
     Open,
     groups,
@@ -48,7 +48,7 @@ from runner.worker import Job, Memory, open_ingest, placement, settle
 
 SIZES = (1, 2, 3)
 STEPS = 5
-TOLERANCE = 1e-9  # relative, above 1
+TOLERANCE, LIBRARY_TOLERANCE = 1e-12, 1e-6  # relative above 1; torchmetrics divides in float32
 OUTPUT_BYTES = 2**28  # of the predictions of all rows
 COLUMNS = ("workers", "of", "runner", "scikit-learn", "difference", "verdict")
 ALONE = "none: as 1 worker"
@@ -67,15 +67,14 @@ class Seen:
 def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Open | None = None) -> Proof:
     """Raises ConfigError for a LightningModule, which measures by itself."""
     own, overrides = own_arguments(arguments, {"steps": STEPS})
-    request = proved(compose, overrides)
+    request = proved("evaluation", compose, overrides)
     refuse_modules(request.experiment)
     experiment = in_float64(settled(request.experiment, max_steps=own["steps"]))
     experiment = replace(experiment, scaling=replace(experiment.scaling, num_workers=1))
     prepared = prepare(replace(request, experiment=experiment))
     facts = fitting(prepared.data.facts, experiment.dataset.task)
     expected = Counter(digests(prepared.data.splits["val"], facts.val_rows, experiment))
-    folder = proof_folder("evaluation")
-    screen.line(f"prove evaluation: on {', '.join(map(str, SIZES))} workers, in {folder}")
+    screen.line(f"prove evaluation: on {', '.join(map(str, SIZES))} workers, in {request.run_dir}")
     rows: list[tuple[str, ...]] = []
     alone: Metrics = {}
     found: list[Seen] = []
@@ -84,11 +83,13 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
         for size in SIZES:
             with open_workers(size) as workers:
                 if not rows:
-                    job = job_of(planned(prepared, facts, 1), folder / "training", request.import_roots)
+                    job = job_of(
+                        planned(prepared, facts, 1), request.run_dir / "training", request.import_roots
+                    )
                     workers.train(job, memory_of(prepared))
                     prepared = started_from(prepared, last_state(job.run_dir)["weights"], str(job.run_dir))
                 sized = planned(prepared, facts, size)
-                job = job_of(sized, folder / f"{size}-workers", request.import_roots)
+                job = job_of(sized, request.run_dir / f"{size}-workers", request.import_roots)
                 found = seen(workers, job, memory_of(sized))
             alone = alone or found[0].metrics
             for row, is_equal in compared(size, found, expected, sized, alone):
@@ -97,8 +98,12 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
     except TrainingError as error:
         rows.append((str(size), "", "", "", "", f"FAILED: {error}"))
         holds = False
-    notes = [f"{facts.val_rows} of {prepared.data.facts.val_rows} validation rows, float64"]
-    return Proof("evaluation: each row once", COLUMNS, rows, holds, folder, store_of(request), notes)
+    notes = [
+        f"{facts.val_rows} of {prepared.data.facts.val_rows} validation rows; metrics within {TOLERANCE:g} in float64"
+    ]
+    if experiment.metrics:
+        notes.append(f"metrics of torchmetrics within {LIBRARY_TOLERANCE:g}: it divides in float32")
+    return Proof("evaluation: each row once", COLUMNS, rows, holds, request.run_dir, store_of(request), notes)
 
 
 def seen(workers: LiveWorkers, job: Job, memory: Memory) -> list[Seen]:
@@ -121,7 +126,9 @@ def compared(
     theirs = by_scikit_learn(prepared.experiment, prepared.data.facts, targets, outputs)
     for name, value in found[0].metrics.items():
         reference = theirs.get(name, alone[name])
-        is_equal = math.isclose(value, reference, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        is_library = name.removeprefix("val/") in prepared.experiment.metrics
+        close = LIBRARY_TOLERANCE if is_library else TOLERANCE
+        is_equal = math.isclose(value, reference, rel_tol=close, abs_tol=close)
         is_equal |= math.isnan(value) and math.isnan(reference)
         shown = f"{theirs[name]:.9g}" if name in theirs else ALONE
         verdict = "equal" if is_equal else "NOT equal"

@@ -12,9 +12,11 @@ from PIL import Image
 
 from runner.dry_run import dry_run
 from runner.errors import PreflightError
+from runner.executors.live_workers import LiveWorkers
 from runner.report.console import Screen
 from tests.composed import CONF
-from tests.end_to_end.warm import Workers, measured, prepared
+from tests.end_to_end import warm
+from tests.end_to_end.warm import measured, prepared
 from tests.test_conf import command
 
 SMALL = [
@@ -52,7 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_a_file_s_command_rehearses_and_trains(
-    path: Path, workers: Workers, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, workers: LiveWorkers, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files)
     overrides = [*(o for o in command(path) if o != "--multirun"), *SMALL]
@@ -62,7 +64,11 @@ def test_a_file_s_command_rehearses_and_trains(
         return
     ready = prepared(overrides, tmp_path)
     rehearsed = dry_run(ready, Screen())
-    reports = workers.train(ready, tmp_path)
+    if path.parent.name == "horovod":  # other HOROVOD_* settings, which ranks read when they connect
+        with LiveWorkers(2, ready.experiment.horovod) as others:
+            reports = warm.train(others, ready, tmp_path)
+    else:
+        reports = warm.train(workers, ready, tmp_path)
     history = measured(reports)
     assert history[-1]["epoch"] == 3 / ready.plan.steps_per_epoch
     assert set(rehearsed) <= set(history[-1]) | {"lr", "epoch"}
@@ -71,11 +77,11 @@ def test_a_file_s_command_rehearses_and_trains(
     assert len(reports[-2]["weights_sha256"]) == 64
 
 
-def test_a_compiled_model_trains_as_the_plain_one(workers: Workers, tmp_path: Path) -> None:
+def test_a_compiled_model_trains_as_the_plain_one(workers: LiveWorkers, tmp_path: Path) -> None:
     overrides = ["model=cnn", "model.dropout=0", *SMALL]
     losses = []
     for compiled in (False, True):
         folder = tmp_path / str(compiled)
-        reports = workers.train(prepared([*overrides, f"trainer.compile={compiled}"], folder), folder)
+        reports = warm.train(workers, prepared([*overrides, f"trainer.compile={compiled}"], folder), folder)
         losses.append(measured(reports)[-1]["val/loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
