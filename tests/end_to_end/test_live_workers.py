@@ -58,7 +58,7 @@ def test_jobs_one_after_another_give_what_each_gives_alone(workers: LiveWorkers,
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("raises", r"^rank 1: ValueError: the sky fell \(.*failing\.py:13; full trace in .*rank-1\.log\)$"),
+        ("raises", r"^rank 1: ValueError: the sky fell \(.*failing\.py:12; full trace in .*rank-1\.log\)$"),
         ("is killed", r"^rank 1 ended without a Python error \(killed, out of memory or os\._exit\)"),
     ],
 )

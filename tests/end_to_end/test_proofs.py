@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from runner import __main__ as door
 from runner import config
@@ -192,6 +194,24 @@ def test_determinism_holds_on_2_3_and_4_workers(prove: Prove, overrides: list[st
         (size, verdict) for size in "234" for verdict in ("reference", "equal")
     ]
     assert len({row[3] for row in proof.rows}) == 3  # a batch of another size is another training
+
+
+def test_a_proof_that_holds_ends_with_0_and_is_a_run_of_its_own(
+    live: Callable[[int], LiveWorkers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for module in (prove_evaluation, prove_determinism):
+        monkeypatch.setattr(module, "groups", lambda request: lambda size: nullcontext(live(size)))
+    for name in ("evaluation", "determinism"):
+        assert door.run(["prove", name, "model=linear", "trainer.epochs=1", *SMALL]) == 0
+    client = MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("runner").experiment_id])
+    assert [(run.info.run_name, run.info.status) for run in runs] == [
+        ("prove determinism", "FINISHED"),
+        ("prove evaluation", "FINISHED"),
+    ]  # the trainings have none
+    assert {run.data.tags["runner.holds"] for run in runs} == {"true"}
 
 
 def test_an_order_without_a_seed_makes_determinism_fail(prove: Prove) -> None:

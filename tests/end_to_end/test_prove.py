@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from mlflow import MlflowClient
 
-from runner import __main__ as door
+from tests.end_to_end.conftest import Finished
 
 CENTRED = """
 from models.mlp import MLP
@@ -19,27 +18,21 @@ class Centred(MLP):
 """
 
 
-@pytest.mark.usefixtures("_warm_ray")
 def test_a_model_whose_rows_see_each_other_fails_equivalence_with_exit_code_1(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    project: Path, command: Callable[..., Finished]
 ) -> None:
     (project / "models" / "centred.py").write_text(CENTRED)
     (project / "configs" / "model" / "centred.yaml").write_text(
         "_target_: models.centred.Centred\nin_features: null\nout_features: null\n"
     )
-    monkeypatch.chdir(project)
-    monkeypatch.setattr(sys, "argv", ["runner"])
-    monkeypatch.setattr(sys, "path", list(sys.path))
     overrides = ["--config-dir", "configs", "experiment=mine", "model=centred", "trainer.batch_size=6"]
-    assert door.run(["prove", "equivalence", "steps=4", *overrides]) == 1
-    lines = capfd.readouterr().out.splitlines()
+    done = command("prove", "equivalence", "steps=4", *overrides)
+    assert (done.code, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
     assert lines[-1] == "verdict: FAILS"
     verdicts = [line.split("  ")[-1].strip() for line in lines if line.startswith("tensors")]
-    assert verdicts == [
-        "reference",
-        "equal",
-        *["NOT equal"] * 4,
-    ]  # one worker with the whole batch is the reference
+    # One worker with the whole batch computes what the reference does.
+    assert verdicts == ["reference", "equal", *["NOT equal"] * 4]
     client = MlflowClient(f"sqlite:///{project}/outputs/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("runner").experiment_id])
     assert (run.info.status, run.data.tags["runner.kind"]) == ("FAILED", "proof")
