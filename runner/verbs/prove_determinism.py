@@ -56,6 +56,7 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
             is_equal = first in (None, found)
             verdict = "reference" if first is None else "equal" if is_equal else "NOT equal"
             rows.append((*start, found[0][:16], str(sum(map(len, found[1]))), verdict))
+            screen.line(f"{size} workers, training {repeat}: {verdict}")
             holds &= is_equal
             first = first or found
     return Proof("determinism: bit for bit", COLUMNS, rows, holds, request.run_dir, store_of(request))

@@ -85,6 +85,7 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
     for row, is_equal in trainings(subjects, batch, request, opened or groups(request)):
         rows.append(row)
         holds &= is_equal
+        screen.line(f"{row[0]}, {row[1]}: {row[-1]}")
     order = [ingest.value for ingest in INGESTS]
     rows.sort(key=lambda row: order.index(row[0]))
     rows.append(("ray_data", "no such proof", "", "", "not applicable"))
