@@ -85,7 +85,7 @@ def test_a_config_folder_of_the_user_s_is_composed(monkeypatch, tmp_path):
 def test_the_global_batch_is_today_s_to_a_multiple_of_4(workers, batch, accumulation, expected):
     settings = {"scaling.num_workers": workers, "trainer.batch_size": batch}
     experiment = make_experiment({**settings, "trainer.accumulation_steps": accumulation})
-    assert prove_equivalence.sizes(experiment) == (expected, batch)
+    assert prove_equivalence.sizes_of(experiment) == (expected, batch)
     rounded = expected != workers * batch * accumulation
     assert ("to a multiple of 4" in prove_equivalence.note_of_batch(experiment, expected)) == rounded
 

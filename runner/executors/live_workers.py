@@ -45,23 +45,16 @@ class LiveWorkers:
         if any(node["NodeManagerHostname"] != socket.gethostname() for node in ray.nodes() if node["Alive"]):
             raise PreflightError("live workers are on this machine only; type scaling.address=local")
         self.num_workers, self._horovod, self._deterministic = num_workers, horovod, deterministic
-        settings = RayExecutor.create_settings(
-            timeout_s=horovod.timeout_s,
-            placement_group_timeout_s=horovod.placement_group_timeout_s,
-            nics={"lo"},
-        )
-        self._executor: Any = RayExecutor(
-            settings, num_workers=num_workers, cpus_per_worker=CPU_SHARE, use_current_placement_group=False
-        )
+        settings = RayExecutor.create_settings(timeout_s=horovod.timeout_s, nics={"lo"})
+        placed = {"num_workers": num_workers, "cpus_per_worker": CPU_SHARE}
+        self._executor: Any = RayExecutor(settings, use_current_placement_group=False, **placed)
         try:
             self._executor.start()
             self._executor.run(_connect, args=[horovod, deterministic])
         except Exception as error:
             self.close()
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            raise LaunchError(
-                f"the workers did not start: {reason} (verbose=true shows Ray's output)"
-            ) from error
+            raise LaunchError(f"the workers did not start: {reason}") from error
 
     def __enter__(self) -> LiveWorkers:
         return self
@@ -72,38 +65,33 @@ class LiveWorkers:
 
     def train(self, job: Job, memory: Memory) -> Reports:
         """Rank 0's reports of one training. Raises TrainingError with the one cause of a failure."""
-        reports: Reports = self.run(_train, job, memory)[0]
-        return reports
+        return self.run(_train, job, memory)[0]
 
     def run(self, function: OnRank, job: Job, memory: Memory) -> list[Any]:
         """What `function(job, memory, shards, communicator)` returns on each rank; it must leave no rank behind in a
         collective. Raises TrainingError with the one cause of a failure."""
         import ray
 
-        trainer = job.experiment.trainer
         if self._executor is None:
             raise LaunchError("these workers are closed")
-        is_exact = self._deterministic
-        wanted, given = (environment(each, is_exact) for each in (job.experiment.horovod, self._horovod))
-        if wanted != given or trainer.deterministic > is_exact:
-            raise LaunchError(
-                "live workers have one setting of Horovod for their life, and this job has another"
-            )
+        is_exact, experiment = self._deterministic, job.experiment
+        wanted, given = (environment(each, is_exact) for each in (experiment.horovod, self._horovod))
+        if wanted != given or experiment.trainer.deterministic > is_exact:
+            raise LaunchError("these workers keep their HOROVOD_* settings, and this job has others")
         shards: list[Mapping[str, Any]] = [{}] * self.num_workers
-        if job.experiment.dataset.ingest is Ingest.ray_data:
-            streams = ray_data.datasets(memory.splits, job.plan, job.experiment.seed)
+        if experiment.dataset.ingest is Ingest.ray_data:
+            streams = ray_data.datasets(memory.splits, job.plan, experiment.seed)
             shards = ray_data.data_config(job.plan).configure(streams, self.num_workers)
             memory = replace(memory, splits=ray_data.kept(memory.splits))
         since = time.time()
         # In a list Ray leaves the reference as it is: what it stands for may be of the user's modules (see `enter`).
         pending = self._executor.run_remote(_on_rank, args=[function, job, [ray.put(memory)], shards])
         try:
-            found: list[Any] = ray.get(pending)  # raises as soon as one of them fails
+            return ray.get(pending)  # raises as soon as one of them fails
         except Exception as error:
             ray.wait(pending, num_returns=len(pending), timeout=RECORD_SECONDS)
             self.close()
             raise diagnose(job.run_dir, self.num_workers, since, str(error)).error from error
-        return found
 
     def close(self) -> None:
         """End the workers, whatever they do; may be called twice."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Op
     own, overrides = own_arguments(arguments, {"steps": STEPS})
     request = proved("equivalence", compose, overrides)
     check(request.experiment)
-    batch, base = sizes(request.experiment)
+    batch, base = sizes_of(request.experiment)
     experiment = one_batch(request.experiment, batch, base, own["steps"])
     subjects = {ingest: subject(request, experiment, ingest) for ingest in INGESTS}
     first = subjects[INGESTS[0]]
@@ -99,31 +100,29 @@ def trainings(
 ) -> Iterator[tuple[tuple[str, ...], bool]]:
     """A row of the table a training, and whether it is as it should be; ends with the first that fails."""
     reference: dict[Ingest, dict[str, Tensor]] = {}
-    for size in sorted({split.workers for split in SPLITS}):
+    for size, splits in groupby(SPLITS, lambda split: split.workers):
         with opened(size) as workers:
-            for ingest, prepared in subjects.items():
-                for number, split in enumerate(SPLITS):
-                    if split.workers != size:
-                        continue
-                    rows, micro_batches = batch // split.parts, split.parts // size
-                    sized = planned(
-                        prepared, prepared.data.facts, size, batch_size=rows, accumulation_steps=micro_batches
-                    )
-                    job = job_of(sized, request.run_dir / f"{ingest.value}-{number}", request.import_roots)
-                    start = (ingest.value, split.label(batch), str(sized.plan.total_steps))
-                    try:
-                        workers.run(_alone if split.is_reference else _together, job, memory_of(sized))
-                    except TrainingError as error:
-                        yield (*start, "", f"FAILED: {error}"), False
-                        return
-                    found = weights_of(last_state(job.run_dir))
-                    if split.is_reference:
-                        reference[ingest] = found
-                        yield (*start, "", "reference"), True
-                        continue
-                    far = difference(found, reference[ingest])
-                    is_equal = far <= TOLERANCE  # not so for NaN
-                    yield (*start, f"{far:.1e}", "equal" if is_equal else "NOT equal"), is_equal
+            for split, (ingest, prepared) in product(splits, subjects.items()):
+                sizes = {"batch_size": batch // split.parts, "accumulation_steps": split.parts // size}
+                sized = planned(prepared, prepared.data.facts, size, **sizes)
+                label = split.label(batch)
+                name = label.replace(" × ", "x").replace(",", "").replace(" ", "-")
+                folder = request.run_dir / f"{ingest.value}-{name}"
+                job, memory = job_of(sized, folder, request.import_roots), memory_of(sized)
+                start = (ingest.value, label, str(sized.plan.total_steps))
+                try:
+                    workers.run(_alone, job, memory) if split.is_reference else workers.train(job, memory)
+                except TrainingError as error:
+                    yield (*start, "", f"FAILED: {error}"), False
+                    return
+                found = weights_of(last_state(folder))
+                if split.is_reference:
+                    reference[ingest] = found
+                    yield (*start, "", "reference"), True
+                    continue
+                far = difference(found, reference[ingest])
+                is_equal = far <= TOLERANCE  # not so for NaN
+                yield (*start, f"{far:.1e}", "equal" if is_equal else "NOT equal"), is_equal
 
 
 def weights_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -183,7 +182,7 @@ def drops(module: nn.Module) -> bool:
     return isinstance(share, float | int) and share > 0
 
 
-def sizes(experiment: Experiment) -> tuple[int, int]:
+def sizes_of(experiment: Experiment) -> tuple[int, int]:
     """(global batch, to a multiple of 4; base batch). The second is the experiment's, so that all splits have one LR."""
     trainer = experiment.trainer
     batch = experiment.scaling.num_workers * trainer.batch_size * trainer.accumulation_steps
@@ -271,14 +270,7 @@ def with_plain_sgd(prepared: Prepared) -> Prepared:
     return planned(changed, changed.data.facts, 1)
 
 
-def _together(job: Job, memory: Memory, shards: Mapping[str, Any], communicator: Communicator) -> None:
-    train_loop_per_worker(job, memory, shards, lambda: communicator, _ignore, communicator.rank)
-
-
 def _alone(job: Job, memory: Memory, shards: Mapping[str, Any], communicator: Communicator) -> None:
     """Without Horovod, so that nothing of it can be wrong in the reference too."""
-    train_loop_per_worker(job, memory, shards, SingleProcess, _ignore, 0)
-
-
-def _ignore(values: dict[str, Any]) -> None:
-    """Reports have no reader: what is compared is in the checkpoint."""
+    reports: list[dict[str, Any]] = []  # without a reader: what is compared is in the checkpoint
+    train_loop_per_worker(job, memory, shards, SingleProcess, reports.append, 0)

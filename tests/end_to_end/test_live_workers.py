@@ -78,7 +78,7 @@ def test_a_failure_is_one_line_with_its_rank_and_ends_the_group(
 
 def test_a_job_with_other_settings_of_horovod_is_refused(workers: LiveWorkers, tmp_path: Path) -> None:
     prepared = warm.prepared([*SMALL, "horovod.cycle_time_ms=5"], tmp_path)
-    with pytest.raises(LaunchError, match="this job has another"):
+    with pytest.raises(LaunchError, match="this job has others"):
         warm.train(workers, prepared, tmp_path)
 
 
@@ -106,5 +106,5 @@ def test_a_group_that_is_not_deterministic_takes_no_deterministic_job(
     prepared = warm.prepared([*SMALL, "trainer.deterministic=true"], tmp_path)
     assert warm.train(workers, prepared, tmp_path / "exact")
     monkeypatch.setattr(workers, "_deterministic", False)
-    with pytest.raises(LaunchError, match="this job has another"):
+    with pytest.raises(LaunchError, match="this job has others"):
         warm.train(workers, prepared, tmp_path / "refused")
