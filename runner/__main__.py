@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def run(arguments: list[str]) -> int:
     if verb == "prove":
         from runner.verbs.prove import prove
 
-        return prove(arguments, Screen())
+        return prove(arguments, lambda overrides: request_of(overrides, roots), Screen())
     jobs = Jobs(roots)
     sys.argv[1:] = arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
@@ -153,13 +154,43 @@ class Jobs:
 
 def import_roots(arguments: list[str]) -> tuple[str, ...]:
     """Where code is imported from: this project first, then the current directory and --config-dir's parent."""
-    roots = [str(PROJECT), str(Path.cwd())]
-    for index, argument in enumerate(arguments):
+    folders, _ = config_dirs(arguments)
+    return tuple(dict.fromkeys([str(PROJECT), str(Path.cwd()), *(str(folder.parent) for folder in folders)]))
+
+
+def config_dirs(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The folders of --config-dir, and the other arguments."""
+    folders, others = [], []
+    given = iter(arguments)
+    for argument in given:
         name, _, value = argument.partition("=")
         if name in ("--config-dir", "-cd"):
-            value = value or (arguments[index + 1] if index + 1 < len(arguments) else "")
-            roots.append(str(Path(value).absolute().parent))
-    return tuple(dict.fromkeys(roots))
+            folders.append(Path(value or next(given, "")).absolute())
+        else:
+            others.append(argument)
+    return folders, others
+
+
+def request_of(arguments: Sequence[str], roots: tuple[str, ...]) -> Request:
+    """The job that `python -m runner <arguments>` would run, in a folder that it does not make. Raises ConfigError."""
+    folders, overrides = config_dirs(arguments)
+    search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
+    try:
+        composed = _compose([*overrides, *search])
+    except EXPECTED as error:
+        raise reword(error, overrides, lambda others: _compose([*others, *search])) from error
+    experiment, values = config.load(composed), config.to_container(composed)
+    outputs = Path.cwd() / "outputs"
+    return Request(
+        experiment=experiment,
+        yaml=config.to_yaml(composed),
+        values=values,
+        overrides=tuple(overrides),
+        run_dir=outputs / "runs" / "composed",
+        outputs=outputs,
+        import_roots=roots,
+        fingerprint=fingerprint(values),
+    )
 
 
 def _compose(overrides: list[str]) -> DictConfig:

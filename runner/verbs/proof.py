@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +17,13 @@ from pathlib import Path
 
 from runner import run_folder
 from runner.errors import TrainingError
+from runner.prepare import Request
 from runner.run_folder import Result
 
+Compose = Callable[[Sequence[str]], Request]  # the job that these arguments ask for
 POLL_SECONDS = 0.002
 LIMIT_SECONDS = 3600.0
+TIMED = ("seconds/", "step_seconds/", "throughput/")  # metrics that differ each time
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Proof:
     holds: bool
     folder: Path
     tracking_uri: str | None
+    notes: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         table = [self.columns, *self.rows]
@@ -42,6 +46,7 @@ class Proof:
         ]
         return [
             f"── {self.title}",
+            *self.notes,
             *(line.rstrip() for line in shown),
             f"verdict: {'holds' if self.holds else 'FAILS'}",
         ]

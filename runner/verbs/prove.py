@@ -1,4 +1,4 @@
-"""`python -m runner prove resume [key=value …]`: commands that show on your own experiment what runner promises.
+"""`python -m runner prove equivalence [key=value …]`: commands that show on your own experiment what runner promises.
 
 Each ends with a verdict table, which is logged to MLflow too, and exits with 1 where a verdict is not "equal".
 """
@@ -11,20 +11,25 @@ from runner.errors import ConfigError, nearest
 from runner.report.console import Screen
 from runner.schema import Tracking
 from runner.tracking import open_record
-from runner.verbs import prove_resume
-from runner.verbs.proof import Proof
+from runner.verbs import prove_determinism, prove_equivalence, prove_evaluation, prove_resume
+from runner.verbs.proof import Compose, Proof
 
-PROOFS: dict[str, Callable[[Sequence[str], Screen], Proof]] = {"resume": prove_resume.prove}
+PROOFS: dict[str, Callable[[Sequence[str], Compose, Screen], Proof]] = {
+    "equivalence": prove_equivalence.prove,
+    "evaluation": prove_evaluation.prove,
+    "determinism": prove_determinism.prove,
+    "resume": prove_resume.prove,
+}
 
 
-def prove(arguments: list[str], screen: Screen) -> int:
+def prove(arguments: list[str], compose: Compose, screen: Screen) -> int:
     """Returns the exit code. Raises ConfigError for a proof that there is not, RunnerError where a training fails."""
     if not arguments or arguments[0] not in PROOFS:
         said = arguments[0] if arguments else "nothing"
         close = nearest(said, PROOFS) or next(iter(PROOFS))
         raise ConfigError(f"prove: {said}: there are proofs of {', '.join(PROOFS)}; type prove {close}")
     name, *overrides = arguments
-    proof = PROOFS[name](overrides, screen)
+    proof = PROOFS[name](overrides, compose, screen)
     for line in proof.lines():
         screen.line(line)
     record(name, proof)

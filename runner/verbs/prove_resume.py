@@ -10,13 +10,12 @@ from typing import Any
 from runner import checkpoint
 from runner.report.console import Screen
 from runner.run_folder import Result, RunFile
-from runner.verbs.proof import Proof, ended, kill_at, proof_folder, started, trained
+from runner.verbs.proof import TIMED, Compose, Proof, ended, kill_at, proof_folder, started, trained
 
 COLUMNS = ("training", "killed at", "steps", "restarts", "weights sha256", "metrics", "verdict")
-TIMED = ("seconds/", "step_seconds/", "throughput/")
 
 
-def prove(overrides: Sequence[str], screen: Screen) -> Proof:
+def prove(overrides: Sequence[str], compose: Compose, screen: Screen) -> Proof:
     """Three trainings of the experiment, each in processes of its own."""
     folder = proof_folder("resume")
     screen.line(f"prove resume: three trainings, in {folder}")

@@ -16,8 +16,9 @@ import pytest
 
 from runner import __main__ as door
 from runner.executors import ray_cluster
+from runner.executors.live_workers import LiveWorkers
+from runner.schema import Horovod
 from tests.conftest import environment
-from tests.end_to_end.warm import Workers
 
 Train = Callable[..., dict[str, Any]]
 
@@ -62,12 +63,25 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _warm_ray: None) -> T
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    """Two live Horovod workers, for trainings without their launch; they hold the CPUs while the module runs."""
+def workers(live: Callable[[int], LiveWorkers]) -> LiveWorkers:
+    """Two live Horovod workers, for trainings without their launch."""
+    return live(2)
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Callable[[int], LiveWorkers]]:
+    """live(n): so many live workers, the same ones each time. They hold a little of the CPUs while the module runs."""
     ray_cluster.start(None, 2, (), False)
-    group = Workers(2)
-    yield group
-    group.close()
+    groups: dict[int, LiveWorkers] = {}
+
+    def find(size: int) -> LiveWorkers:
+        if size not in groups or groups[size]._executor is None:  # a failed job has ended it
+            groups[size] = LiveWorkers(size, Horovod())
+        return groups[size]
+
+    yield find
+    for group in groups.values():
+        group.close()
 
 
 @pytest.fixture

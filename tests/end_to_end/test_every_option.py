@@ -15,10 +15,12 @@ from PIL import Image
 from runner.communicator import SingleProcess
 from runner.dry_run import dry_run
 from runner.errors import ConfigError, PreflightError
+from runner.executors.live_workers import LiveWorkers
 from runner.report.console import Screen
 from runner.worker import Job, Memory, train
 from tests.composed import CONF
-from tests.end_to_end.warm import Workers, measured, prepared
+from tests.end_to_end import warm
+from tests.end_to_end.warm import measured, prepared
 from tests.fakes import without_times
 from tests.test_conf import command
 
@@ -57,7 +59,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_a_file_s_command_rehearses_and_trains(
-    path: Path, workers: Workers, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, workers: LiveWorkers, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files)
     overrides = [*(o for o in command(path) if o != "--multirun"), *SMALL]
@@ -71,7 +73,11 @@ def test_a_file_s_command_rehearses_and_trains(
         return
     ready = prepared(overrides, tmp_path)
     rehearsed = dry_run(ready, Screen())
-    reports = workers.train(ready, tmp_path)
+    if path.parent.name == "horovod":  # other HOROVOD_* settings, which ranks read when they connect
+        with LiveWorkers(2, ready.experiment.horovod) as others:
+            reports = warm.train(others, ready, tmp_path)
+    else:
+        reports = warm.train(workers, ready, tmp_path)
     history = measured(reports)
     if ready.plan.learning_rate.is_adaptive:
         assert 3 <= history[-1]["adascale/steps"] < 5
@@ -83,18 +89,18 @@ def test_a_file_s_command_rehearses_and_trains(
     assert len(reports[-2]["weights_sha256"]) == 64
 
 
-def test_a_compiled_model_trains_as_the_plain_one(workers: Workers, tmp_path: Path) -> None:
+def test_a_compiled_model_trains_as_the_plain_one(workers: LiveWorkers, tmp_path: Path) -> None:
     overrides = ["model=cnn", "model.dropout=0", *SMALL]
     losses = []
     for compiled in (False, True):
         folder = tmp_path / str(compiled)
-        reports = workers.train(prepared([*overrides, f"trainer.compile={compiled}"], folder), folder)
+        reports = warm.train(workers, prepared([*overrides, f"trainer.compile={compiled}"], folder), folder)
         losses.append(measured(reports)[-1]["val/loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_adascale_on_two_ranks_is_that_of_two_accumulated_micro_batches(
-    workers: Workers, tmp_path: Path
+    workers: LiveWorkers, tmp_path: Path
 ) -> None:
     overrides = [
         "lr_scaling=adascale",
@@ -103,7 +109,7 @@ def test_adascale_on_two_ranks_is_that_of_two_accumulated_micro_batches(
         *SMALL,
         "trainer.max_steps=24",
     ]
-    ranks = measured(workers.train(prepared(overrides, tmp_path), tmp_path))
+    ranks = measured(warm.train(workers, prepared(overrides, tmp_path), tmp_path))
     ready = prepared(
         [*overrides, "scaling.num_workers=1", "trainer.accumulation_steps=2"], tmp_path / "alone"
     )

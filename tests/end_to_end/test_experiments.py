@@ -10,27 +10,29 @@ import pytest
 import skops.io
 
 from runner import checkpoint
-from tests.end_to_end.warm import Workers, measured, prepared
+from runner.executors.live_workers import LiveWorkers
+from tests.end_to_end import warm
+from tests.end_to_end.warm import measured, prepared
 
 
 @pytest.mark.parametrize(
     ("experiment", "accuracy"), [("digits_cnn", 0.98), ("digits_resnet", 0.97), ("breast_cancer", 0.95)]
 )
 def test_an_experiment_reaches_its_accuracy(
-    workers: Workers, tmp_path: Path, experiment: str, accuracy: float
+    workers: LiveWorkers, tmp_path: Path, experiment: str, accuracy: float
 ) -> None:
     ready = prepared([f"experiment={experiment}", "tracking=none"], tmp_path)
-    assert measured(workers.train(ready, tmp_path))[-1]["val/accuracy"] >= accuracy
+    assert measured(warm.train(workers, ready, tmp_path))[-1]["val/accuracy"] >= accuracy
 
 
-def test_diabetes_beats_the_mean_predictor_by_two_fifths(workers: Workers, tmp_path: Path) -> None:
+def test_diabetes_beats_the_mean_predictor_by_two_fifths(workers: LiveWorkers, tmp_path: Path) -> None:
     ready = prepared(["experiment=diabetes", "tracking=none"], tmp_path)
     (_, targets), (_, held_out) = (ready.data.splits[name].read(0, 1000) for name in ("train", "val"))
     by_the_mean = float(np.square(held_out - targets.mean()).mean())
-    assert measured(workers.train(ready, tmp_path))[-1]["val/loss"] <= 0.6 * by_the_mean
+    assert measured(warm.train(workers, ready, tmp_path))[-1]["val/loss"] <= 0.6 * by_the_mean
 
 
-def test_a_lightning_module_trains_as_it_stands(workers: Workers, tmp_path: Path) -> None:
+def test_a_lightning_module_trains_as_it_stands(workers: LiveWorkers, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "lit.yaml").write_text("_target_: tests.lightning_modules.Digits\nlr: 0.2\n")
     overrides = [
@@ -44,12 +46,12 @@ def test_a_lightning_module_trains_as_it_stands(workers: Workers, tmp_path: Path
     assert (
         ready.plan.learning_rate.line() == "lr 0.2 (base, batch 32) × 2 (linear: 64/32) = 0.4"
     )  # the module's own
-    history = measured(workers.train(ready, tmp_path))
+    history = measured(warm.train(workers, ready, tmp_path))
     assert set(history[-1]) >= {"train/loss", "train/acc", "val/loss", "val/acc", "val/f1"}
     assert history[-1]["val/acc"] > 0.8
 
 
-def test_a_thousand_mixed_columns_train_after_one_yaml_file(workers: Workers, tmp_path: Path) -> None:
+def test_a_thousand_mixed_columns_train_after_one_yaml_file(workers: LiveWorkers, tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     label = draws.integers(0, 2, 300)
     columns: dict[str, object] = {
@@ -69,7 +71,7 @@ def test_a_thousand_mixed_columns_train_after_one_yaml_file(workers: Workers, tm
         "target_kind: classification\nstream: null\n"
     )
     ready = prepared(["dataset=wide", "trainer.epochs=3", "tracking=none"], tmp_path, config_dir=tmp_path)
-    history = measured(workers.train(ready, tmp_path))
+    history = measured(warm.train(workers, ready, tmp_path))
     assert history[-1]["train/loss"] < history[0]["train/loss"]
     kept = checkpoint.committed(tmp_path / "checkpoints")[-1] / "preprocessing.skops"
     fitted = skops.io.load(kept, trusted=["numpy.dtype"])

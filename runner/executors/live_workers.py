@@ -1,0 +1,148 @@
+"""Live Horovod workers that train one job after another, each without a launch: what many small trainings need.
+
+Horovod's RayExecutor on this machine: the workers stay connected between jobs, so a further one starts within
+milliseconds. Not for a Ray cluster, and not for one long training: nothing restarts a lost worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from runner.communicator import Communicator, HorovodCommunicator, environment
+from runner.diagnosis import diagnose, record_error
+from runner.errors import LaunchError, PreflightError
+from runner.ingest import ray_data
+from runner.schema import Horovod, Ingest
+from runner.worker import Job, Memory, enter, train_loop_per_worker
+
+# Of a CPU, held by a worker: next to nothing, so that a group starts whatever else is placed. How many threads it
+# computes with is the job's plan.
+CPU_SHARE = 0.01
+RECORD_SECONDS = 0.5  # for the other ranks to write down what happened to them
+
+Reports = list[dict[str, Any]]
+OnRank = Callable[[Job, Memory, Mapping[str, Any], Communicator], Any]  # job, memory, the rank's shards, …
+_connected: list[Connected] = []  # of a worker's process
+
+
+class LiveWorkers:
+    """A group of `num_workers` ranks on this machine, in a Ray that has been started (ray_cluster.start).
+
+    HOROVOD_* settings are read when the ranks connect, so a group has one set of them for its life; one that is
+    `deterministic` takes other jobs too. A job that fails ends the group: its ranks may wait for each other.
+    Raises LaunchError where the workers do not start, PreflightError on a cluster.
+    """
+
+    def __init__(self, num_workers: int, horovod: Horovod, deterministic: bool = True) -> None:
+        import ray
+        from horovod.ray import RayExecutor
+
+        if any(node["NodeManagerHostname"] != socket.gethostname() for node in ray.nodes() if node["Alive"]):
+            raise PreflightError("live workers are on this machine only; type scaling.address=local")
+        self.num_workers, self._horovod, self._deterministic = num_workers, horovod, deterministic
+        settings = RayExecutor.create_settings(timeout_s=horovod.timeout_s, nics={"lo"})
+        placed = {"num_workers": num_workers, "cpus_per_worker": CPU_SHARE}
+        self._executor: Any = RayExecutor(settings, use_current_placement_group=False, **placed)
+        try:
+            self._executor.start()
+            self._executor.run(_connect, args=[horovod, deterministic])
+        except Exception as error:
+            self.close()
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise LaunchError(f"the workers did not start: {reason}") from error
+
+    def __enter__(self) -> LiveWorkers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not KeyboardInterrupt:  # then Ray may answer nothing any more, and ends with this process
+            self.close()
+
+    def train(self, job: Job, memory: Memory) -> Reports:
+        """Rank 0's reports of one training. Raises TrainingError with the one cause of a failure."""
+        return self.run(_train, job, memory)[0]
+
+    def run(self, function: OnRank, job: Job, memory: Memory) -> list[Any]:
+        """What `function(job, memory, shards, communicator)` returns on each rank; it must leave no rank behind in a
+        collective. Raises TrainingError with the one cause of a failure."""
+        import ray
+
+        if self._executor is None:
+            raise LaunchError("these workers are closed")
+        is_exact, experiment = self._deterministic, job.experiment
+        wanted, given = (environment(each, is_exact) for each in (experiment.horovod, self._horovod))
+        if wanted != given or experiment.trainer.deterministic > is_exact:
+            raise LaunchError("these workers keep their HOROVOD_* settings, and this job has others")
+        shards: list[Mapping[str, Any]] = [{}] * self.num_workers
+        if experiment.dataset.ingest is Ingest.ray_data:
+            streams = ray_data.datasets(memory.splits, job.plan, experiment.seed)
+            shards = ray_data.data_config(job.plan).configure(streams, self.num_workers)
+            memory = replace(memory, splits=ray_data.kept(memory.splits))
+        since = time.time()
+        # In a list Ray leaves the reference as it is: what it stands for may be of the user's modules (see `enter`).
+        pending = self._executor.run_remote(_on_rank, args=[function, job, [ray.put(memory)], shards])
+        try:
+            return ray.get(pending)  # raises as soon as one of them fails
+        except Exception as error:
+            ray.wait(pending, num_returns=len(pending), timeout=RECORD_SECONDS)
+            self.close()
+            raise diagnose(job.run_dir, self.num_workers, since, str(error)).error from error
+
+    def close(self) -> None:
+        """End the workers, whatever they do; may be called twice."""
+        import ray
+
+        executor, self._executor = self._executor, None
+        if executor is None or not hasattr(executor, "adapter"):
+            return
+        adapter = executor.adapter
+        for worker in adapter.workers:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(worker)
+        server = getattr(getattr(adapter, "coordinator", None), "rendezvous", None)
+        if server is not None:  # it listens on every interface, without authentication
+            server.stop()
+            server._httpd.server_close()
+        executor.shutdown()
+
+
+class Connected(HorovodCommunicator):
+    """A communicator that outlives its jobs."""
+
+    def serve(self, horovod: Horovod) -> None:
+        """What is not read when ranks connect (compression, …) is the job's."""
+        self._settings = horovod
+
+    def close(self) -> None:
+        pass
+
+
+def _connect(horovod: Horovod, deterministic: bool) -> None:
+    _connected.append(Connected(horovod, deterministic))
+
+
+def _on_rank(function: OnRank, job: Job, held: list[Any], shards: list[Mapping[str, Any]]) -> Any:
+    """Runs in a worker."""
+    import ray
+
+    enter(job)
+    communicator = _connected[0]
+    communicator.serve(job.experiment.horovod)
+    rank = communicator.rank
+    try:
+        return function(job, ray.get(held[0]), shards[rank], communicator)
+    except Exception as error:
+        if not (job.run_dir / "errors" / f"rank-{rank}.json").exists():  # as a training does by itself
+            record_error(job.run_dir, rank, error)
+        raise
+
+
+def _train(job: Job, memory: Memory, shards: Mapping[str, Any], communicator: Communicator) -> Reports:
+    reports: Reports = []
+    train_loop_per_worker(job, memory, shards, lambda: communicator, reports.append, communicator.rank)
+    return reports
