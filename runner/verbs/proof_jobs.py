@@ -12,9 +12,10 @@ from runner import checkpoint
 from runner.errors import TrainingError, refuse
 from runner.executors import ray_cluster
 from runner.executors.live_workers import LiveWorkers
-from runner.plan import DataFacts, make_plan, plan_resources
+from runner.plan import DataFacts, make_plan
 from runner.preflight import this_machine
 from runner.prepare import Prepared, Request
+from runner.resources import plan_resources
 from runner.schema import Experiment, Precision
 from runner.tracking import store_uri
 from runner.verbs.proof import Compose, proof_folder

@@ -24,11 +24,12 @@ from runner.ingest.batches import Columns, Ingest, MicroBatch
 from runner.ingest.rows import Rows
 from runner.ingest.tensors import as_tensors
 from runner.learner import build_learner
-from runner.loop import Metrics, evaluate
+from runner.loop import evaluate
 from runner.plan import MAX_EVAL_BATCH, DataFacts
 from runner.prepare import Prepared, prepare
 from runner.report.console import Screen
 from runner.schema import Experiment, Task
+from runner.train_state import Metrics
 from runner.verbs.proof import Compose, Proof
 from runner.verbs.proof_jobs import (
     Open,
