@@ -52,10 +52,3 @@ def test_everything_that_may_be_switched_on_at_once_and_a_run_that_starts_from_i
     tuned = load_file(checkpoint.committed(second["folder"] / "checkpoints")[-1] / "weights.safetensors")
     assert torch.equal(tuned["layers.1.weight"], best["layers.1.weight"])
     assert not torch.equal(tuned["layers.3.weight"], best["layers.3.weight"])
-
-
-def test_tensors_and_dataloader_train_on_the_same_rows(train: Train) -> None:
-    overrides = (*SHORT, "tracking=none", "trainer.deterministic=true", "dataset.limit_rows=301")
-    tensors = train(*overrides, "dataset.ingest=tensors")
-    loader = train(*overrides, "dataset.ingest=dataloader")
-    assert tensors["weights_sha256"] == loader["weights_sha256"]
