@@ -31,7 +31,8 @@ from runner.ingest.checks import Check
 from runner.ingest.dataloader import LoaderIngest
 from runner.ingest.rows import Arrays, Items, Splits
 from runner.ingest.tensors import TensorIngest, as_tensors
-from runner.plan import DataFacts, ResourcePlan, make_plan
+from runner.plan import DataFacts, make_plan
+from runner.resources import ResourcePlan
 from runner.schema import Task
 from tests.fakes import make_experiment
 

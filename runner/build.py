@@ -89,6 +89,16 @@ def arguments(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key not in RESERVED}
 
 
+def options(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments that the target will be called with, its own defaults among them."""
+    given = arguments(node)
+    try:
+        parameters = inspect.signature(locate(node["_target_"])).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return given
+    return {**{each.name: each.default for each in parameters if each.default is not each.empty}, **given}
+
+
 def _fill(node: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: facts.get(key) if value is None else value for key, value in node.items()}
 

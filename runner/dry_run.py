@@ -13,10 +13,11 @@ from runner.errors import ConfigError, own_line
 from runner.ingest.batches import Columns, MicroBatch
 from runner.ingest.tensors import as_tensors
 from runner.learner import build_learner
-from runner.loop import Metrics, Stretch, evaluate, monitored, step, summary
+from runner.loop import evaluate, monitored, step, summary
 from runner.plan import MAX_EVAL_BATCH
 from runner.prepare import Prepared
 from runner.report.console import Screen, metrics_line
+from runner.train_state import Metrics, Stretch
 
 CPU = torch.device("cpu")
 

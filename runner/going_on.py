@@ -34,17 +34,20 @@ def check(
     A run that was killed after its last step is not `is_finished`: what comes after the training is still to be done.
     """
     step, workers = manifest["step"], manifest["num_workers"]
+    progress: float = manifest.get("progress", step)
     if manifest["data"] != data.identity():
         raise ConfigError(
             f"dataset: the data changed since step {step}: {manifest['data']} then, {data.identity()} now; "
             "start a new run"
         )
-    if plan.total_steps < step or (plan.total_steps == step and is_finished):
+    if plan.total_steps < step or (plan.is_over(progress) and is_finished):
         trainer = experiment.trainer
         key = "trainer.epochs" if trainer.max_steps is None else "trainer.max_steps"
         value = trainer.epochs if trainer.max_steps is None else trainer.max_steps
         ended = manifest["epoch"] + (0 if plan.steps_left(manifest["rows"]) else 1)
         more = ended + 1 if trainer.max_steps is None else step + plan.steps_per_epoch
+        if plan.learning_rate.is_adaptive:  # its length is counted in the base batch
+            more = value + (1 if trainer.max_steps is None else plan.schedule_steps_per_epoch)
         raise refuse(
             key, value, f"the run has taken its {step} steps, {manifest['epoch']} epochs", f"{key}={more}"
         )
@@ -66,7 +69,8 @@ def check(
             f"scaling.num_workers={workers}",
         )
     batch = manifest["global_batch_size"]
+    kind = "scale-invariant steps" if plan.learning_rate.is_adaptive else "steps"
     return (
         f"from step {step} on {plan.num_workers} workers instead of {workers}: global batch {plan.global_batch_size} "
-        f"instead of {batch}, {plan.total_steps} steps in all; {plan.learning_rate.line()}"
+        f"instead of {batch}, {plan.total_steps} {kind} in all; {plan.learning_rate.line()}"
     )

@@ -17,10 +17,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from runner import build, lightning, parameters
+from runner.adascale import AdaScale, Unscaled
 from runner.communicator import Communicator
 from runner.errors import ConfigError, own_line, refuse
 from runner.objective import Objective, objective
-from runner.parameters import Weights
+from runner.parameters import Weights, values
 from runner.plan import DataFacts, Plan
 from runner.schedule import Schedule
 from runner.schema import Experiment, Interval, OnNonfinite, Precision
@@ -43,6 +44,8 @@ class Learner:
     clip_value: float | None = None
     log_norms: bool = False
     on_nonfinite: OnNonfinite = OnNonfinite.ignore
+    adascale: Unscaled = field(default_factory=Unscaled)
+    scaled_options: dict[str, Any] = field(default_factory=dict)  # of the optimizer, that the LR rule changed
 
     @property
     def checks(self) -> bool:
@@ -58,8 +61,10 @@ class Learner:
         norm = None
         if self.clip_norm is not None:
             norm = clip_grad_norm_(trained, self.clip_norm)
-        elif self.log_norms or self.checks:
-            norm = get_total_norm([_values(parameter.grad) for parameter in trained])
+        elif self.log_norms or self.checks or self.adascale.is_on:
+            norm = get_total_norm(
+                [values(parameter.grad) for parameter in trained if parameter.grad is not None]
+            )
         if self.clip_value is not None:
             clip_grad_value_(trained, self.clip_value)
         return norm
@@ -97,6 +102,8 @@ class Learner:
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
+            "adascale": self.adascale.state_dict(),
+            "scaled_options": self.scaled_options,
             "scaler": self.scaler.state_dict(),
             "module": lightning.saved(self.model),
         }
@@ -110,8 +117,8 @@ class Learner:
         buffers = {name: value for name, value in self.model.state_dict().items() if name not in parameters}
         return {"buffers": buffers, "objective": self.objective.state_dict()}
 
-    def resume(self, weights: Weights, state: dict[str, Any], step: int) -> None:
-        """Go on from `weights()` and `state_dict()`; `step` counts as the schedule does. Raises RuntimeError where they are
+    def resume(self, weights: Weights, state: dict[str, Any], steps: float) -> None:
+        """Go on from `weights()` and `state_dict()`; `steps` are those of the schedule. Raises RuntimeError where they are
         another model's."""
         lightning.restored(self.model, state["module"])  # before the weights, as Lightning does
         self.model.load_state_dict(weights if self.average is None else state["model"])
@@ -119,7 +126,11 @@ class Learner:
             self.average.module.load_state_dict(weights)
             self.average.n_averaged.fill_(state["averaged"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.resume(state["schedule"], step)
+        if state["scaled_options"] != self.scaled_options:  # the rule's for another number of workers
+            for group in self.optimizer.param_groups:
+                group.update(self.scaled_options)
+        self.schedule.resume(state["schedule"], steps)
+        self.adascale.load_state_dict(state["adascale"])
         self.scaler.load_state_dict(state["scaler"])
 
     def resume_rank(self, state: dict[str, Any]) -> None:
@@ -139,17 +150,21 @@ def build_learner(
     initial: Weights | None = None,
 ) -> Learner:
     """Model, optimizer and schedule with the scaled LR; weights and optimizer state are rank 0's on all ranks."""
-    trainer, multiplier = experiment.trainer, plan.learning_rate.multiplier
+    trainer, rate = experiment.trainer, plan.learning_rate
     model = build_model(experiment, plan, data, on, initial)
     communicator.broadcast_model(model)
     torch.manual_seed(experiment.seed + 1 + communicator.rank)  # dropout differs between ranks from here on
     if lightning.is_module(model):
         learns: Objective = lightning.LightningObjective(model)
-        optimizer, schedule_with = lightning.configure(model, multiplier)
+        optimizer, schedule_with = lightning.configure(model, rate.multiplier)
     else:
         learns = objective(experiment, data)
-        optimizer = parameters.optimizer(model, experiment.optimizer, multiplier)
+        optimizer = parameters.optimizer(model, rate.configured(experiment.optimizer), rate.multiplier)
         schedule_with = partial(_scheduler, experiment, plan)
+    adascale = Unscaled()
+    if rate.is_adaptive:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        adascale = AdaScale(trained, plan.num_workers, plan.accumulation_steps, plan.batch_size)
     optimizer = communicator.distribute(optimizer, model, plan.accumulation_steps)
     scheduler, interval = schedule_with(optimizer)
     schedule = Schedule(
@@ -157,8 +172,8 @@ def build_learner(
         scheduler,
         interval,
         plan.warmup_steps,
-        plan.learning_rate.warmup_start,
-        plan.steps_per_epoch,
+        rate.warmup_start,
+        plan.schedule_steps_per_epoch,
         total_steps=plan.total_steps + plan.schedule_offset,
     )
     average = None
@@ -182,13 +197,9 @@ def build_learner(
         clip_value=trainer.clip_value,
         log_norms=trainer.log_norms,
         on_nonfinite=trainer.on_nonfinite,
+        adascale=adascale,
+        scaled_options=rate.scaled_options(),
     )
-
-
-def _values(gradient: Tensor | None) -> Tensor:
-    """What a norm is taken of; an embedding's gradient may be sparse."""
-    assert gradient is not None
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def build_model(
@@ -225,7 +236,9 @@ def rehearse(experiment: Experiment, plan: Plan, data: DataFacts, initial: Weigh
     model = build_model(experiment, plan, data, torch.device("cpu"), initial)
     if not lightning.is_module(model):
         objective(experiment, data)
-        parameters.groups(model, experiment.optimizer, plan.learning_rate.multiplier)
+        parameters.groups(
+            model, plan.learning_rate.configured(experiment.optimizer), plan.learning_rate.multiplier
+        )
 
 
 def construct(experiment: Experiment, plan: Plan, data: DataFacts) -> nn.Module:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,44 +16,7 @@ from runner.ingest.batches import Ingest, MicroBatch
 from runner.learner import Learner
 from runner.plan import Goal, Plan
 from runner.schema import OnNonfinite
-
-Metrics = dict[str, float]
-
-
-@dataclass
-class TrainState:
-    """Where the training stands, equal on all ranks. Epochs, steps and rows are those that are done."""
-
-    epoch: int = 0
-    step: int = 0
-    rows: int = 0  # of the epoch that has begun
-    best: float | None = None  # monitored value
-    best_step: int | None = None
-    patience_value: float | None = None  # what the next validation has to beat by Goal.min_delta
-    stale: int = 0  # validations since it was beaten
-    stopped: bool = False  # early
-
-
-@dataclass
-class Stretch:
-    """This rank's sums over the steps since the last report."""
-
-    loss: Tensor = field(default_factory=lambda: torch.zeros(3).double())  # [Σ losses, Σ weights, rows]
-    norms: Tensor = field(default_factory=lambda: torch.zeros(2).double())  # [Σ gradient norms, how many]
-    steps: int = 0
-    expected: int = 0  # rows of the global batches
-    skipped: int = 0  # of them, for a loss or gradient that was not finite
-    seconds: float = 0.0  # before `started`, where a resumed training goes on
-    waited: float = 0.0  # of `seconds`, for other ranks
-    started: float = field(default_factory=time.perf_counter)
-
-
-class Moment(NamedTuple):
-    """When the loop pauses: metrics after an epoch or a validation (else none), a checkpoint that is due, or both."""
-
-    metrics: Metrics
-    is_due: bool
-
+from runner.train_state import Metrics, Moment, NewLR, Stretch, TrainState
 
 Due = Callable[[TrainState], bool]  # asked once a step, in the same order on all ranks, and answered alike
 
@@ -72,15 +33,17 @@ def fit(
     """Train from `state` to the plan's last step; yields the same moments on all ranks, at each of which `state`,
     `stretch` and the learner are all that a resumed training needs."""
     learner.train_mode()
-    while not state.stopped and state.step < plan.total_steps:
+    lrs: list[NewLR] = []
+    state.ended = plan.is_over(state.progress)
+    while not (state.stopped or state.ended):
         compare_orders(ingest, plan, state.epoch, communicator)
         left, end = plan.steps_left(state.rows), plan.rows_at_end(state.rows)
         for micro_batches in ingest.steps(state.epoch, state.rows):
             if not left:
                 raise TrainingError(f"an epoch of {plan.steps_per_epoch} steps went on after its end")
-            lr = learner.schedule.lr
-            step(learner, micro_batches, stretch, communicator, state.step + 1)
-            state.step, left = state.step + 1, left - 1
+            lr, gain = step(learner, micro_batches, stretch, communicator, state.step + 1)
+            state.step, state.gained, left = state.step + 1, state.gained + gain - 1, left - 1
+            state.ended = plan.is_over(state.progress)
             state.rows += micro_batches[0].global_rows
             epochs = state.epoch + state.rows / plan.epoch_rows
             if left == 0:
@@ -88,7 +51,7 @@ def fit(
                     raise TrainingError(f"an epoch took {state.rows} rows of {end}: each must be used once")
                 state.epoch, state.rows, epochs = state.epoch + 1, 0, state.epoch + 1.0
             metrics: Metrics = {}
-            validates = plan.validates(state.epoch, state.step, ends_epoch=left == 0)
+            validates = state.ended or plan.validates(state.epoch, state.step, ends_epoch=left == 0)
             if left == 0 or validates:
                 metrics = summary(stretch, learner, communicator)
                 if validates:
@@ -97,11 +60,16 @@ def fit(
                     learner.schedule.measured(value)
                     judge(state, value, plan.goal)
                 metrics |= {"lr": lr, "epoch": epochs}
+                metrics |= learner.adascale.metrics(stretch.gains / stretch.steps, state.progress)
                 restart(stretch, communicator)
+            elif lr != state.lr:
+                lrs.append(NewLR(state.step, int(time.time() * 1000), lr))
+            state.lr = lr
             is_due = due(state)
             if metrics or is_due:
-                yield Moment(metrics, is_due)
-            if state.stopped or state.step >= plan.total_steps:
+                yield Moment(metrics, is_due, lrs)
+                lrs = []
+            if state.stopped or state.ended:
                 return
             if metrics:
                 learner.train_mode()
@@ -117,11 +85,16 @@ def restart(stretch: Stretch, communicator: Communicator) -> None:
 
 def step(
     learner: Learner, batches: list[MicroBatch], stretch: Stretch, communicator: Communicator, number: int = 1
-) -> None:
-    """Optimizer step `number`; adds this rank's losses and rows to `stretch`."""
+) -> tuple[float, float]:
+    """Optimizer step `number`, with its LR (of the first parameter group) and AdaScale's gain; adds this rank's losses and
+    rows to `stretch`."""
     # The order is fixed: zero; every backward (Horovod starts to average a gradient as its last one ends); wait for the
     # averages, undo the loss scale, clip, step. Clipping before the average would clip each rank's own gradient.
     objective, optimizer, scaler = learner.objective, learner.optimizer, learner.scaler
+    rows = batches[0].global_rows
+    gain = learner.adascale.begin(rows)
+    learner.schedule.scale(gain)
+    lr = learner.schedule.lr
     optimizer.zero_grad()
     # Averaging the ranks' sums × size / total gives the mean over the global batch, however unevenly it is split.
     factor = communicator.size / total_weight(learner, batches, communicator)
@@ -136,8 +109,8 @@ def step(
         scaler.scale(total * share).backward()
         if batch.counted:
             weight = objective.weights(batch.targets).sum()
-            rows = torch.full_like(weight, len(losses))
-            sums = sums.to(losses.device) + torch.stack([losses.detach().double().sum(), weight, rows])
+            counted = torch.full_like(weight, len(losses))
+            sums = sums.to(losses.device) + torch.stack([losses.detach().double().sum(), weight, counted])
     with communicator.averaged(optimizer):
         scaler.unscale_(optimizer)
         norm = learner.clip()
@@ -150,13 +123,16 @@ def step(
         else:
             scaler.step(optimizer)
             learner.update_average()
+            learner.adascale.observe(rows, norm, scaler, communicator)
         scaler.update()
-    learner.schedule.advance()
+    learner.schedule.advance(gain)
     stretch.loss = stretch.loss.to(sums.device) + sums
     if norm is not None and learner.log_norms and is_finite:
         stretch.norms = stretch.norms.to(norm.device) + torch.stack([norm, torch.ones_like(norm)]).double()
     stretch.steps += 1
-    stretch.expected += batches[0].global_rows
+    stretch.gains += gain
+    stretch.expected += rows
+    return lr, gain
 
 
 def refused(learner: Learner, sums: Tensor, communicator: Communicator, number: int) -> bool:

@@ -127,6 +127,11 @@ def train_mode(model: nn.Module) -> None:
             module.training = False  # not module.eval(): its children may train
 
 
+def values(gradient: Tensor) -> Tensor:
+    """What a norm is taken of; an embedding's gradient may be sparse."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
 def optimizer(model: nn.Module, settings: schema.Optimizer, multiplier: float) -> Optimizer:
     """The config's optimizer over `groups`. Raises ConfigError.
 

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from runner.errors import refuse
-from runner.ledger import LearningRate, plan_learning_rate
-from runner.schema import Experiment, Ingest, Mode, Scheduler
+from runner.ledger import LearningRate, plan_learning_rate, takes_rule_warm_up
+from runner.ranges import check_rule_warm_up
+from runner.resources import ResourcePlan
+from runner.schema import Experiment, Mode, Scheduler
 
-MIN_CPU_SHARE = 0.1  # ten processes on a core is where sharing stops being of use
 MAX_EVAL_BATCH = 1024  # rows; evaluation needs no gradients, so its batches may be larger
 
 
@@ -50,42 +51,6 @@ class DataFacts:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What there is to run on: one machine, or a Ray cluster (whose totals these are)."""
-
-    cpus: float
-    gpus: float = 0.0
-    horovod_gpu: bool = False  # the Horovod build has NCCL
-    is_cluster: bool = False
-
-    @property
-    def name(self) -> str:
-        return "the cluster" if self.is_cluster else "this machine"
-
-
-@dataclass(frozen=True)
-class ResourcePlan:
-    num_workers: int
-    cpus_per_worker: float
-    gpus_per_worker: float
-    reserved_cpus: float = 0.0  # kept free for Ray Data's tasks
-
-    @property
-    def use_gpu(self) -> bool:
-        return self.gpus_per_worker > 0
-
-    @property
-    def threads(self) -> int:
-        """Torch threads a worker; from the config's CPUs alone, so that the numbers do not depend on the machine."""
-        return max(1, int(self.cpus_per_worker))
-
-    def line(self) -> str:
-        gpus = f" + {self.gpus_per_worker:g} GPU" if self.use_gpu else ""
-        reserved = f", {self.reserved_cpus:g} CPU free for Ray Data" if self.reserved_cpus else ""
-        return f"{self.num_workers} workers × {self.cpus_per_worker:g} CPU{gpus}{reserved}"
-
-
-@dataclass(frozen=True)
 class Goal:
     """The metric that selects the best checkpoint, ends a training early and drives a plateau scheduler."""
 
@@ -115,7 +80,9 @@ class Plan:
     global_batch_size: int
     epochs: int  # begun, when total_steps ends within one
     steps_per_epoch: int
-    total_steps: int
+    total_steps: (
+        int  # with AdaScale at most: there the training's length is this many steps of the base batch
+    )
     validate_every_epochs: int
     validate_every_steps: int | None  # instead
     train_rows: int
@@ -153,25 +120,36 @@ class Plan:
 
     def offset_at(self, position: Position) -> int:
         """Steps that a training at `position` would have behind it if the batch had always been this one, less those it
-        has; as great at every later position of the same plan."""
+        has; as great at every later position of the same plan. AdaScale counts in the base batch, which does not change."""
+        if self.learning_rate.is_adaptive:
+            return 0
         epochs, left = position.epoch, 0
         if position.rows:
             epochs, left = epochs + 1, self.steps_left(position.rows)
         return epochs * self.steps_per_epoch - left - position.step
 
+    def is_over(self, progress: float) -> bool:
+        """Whether `progress` steps are the whole training; with AdaScale they are those of the base batch."""
+        return progress >= self.total_steps
+
     def validates(self, epoch: int, step: int, ends_epoch: bool) -> bool:
-        """Whether to validate after `step` steps and `epoch` whole epochs."""
-        if step >= self.total_steps:
-            return True
+        """Whether to validate after `step` steps and `epoch` whole epochs, besides the training's end."""
         if self.validate_every_steps is not None:
             return step % self.validate_every_steps == 0
         return ends_epoch and epoch % self.validate_every_epochs == 0
 
     @property
+    def schedule_steps_per_epoch(self) -> int:
+        """Steps of an epoch as the schedule and `total_steps` count them: with AdaScale those of the base batch."""
+        if self.learning_rate.is_adaptive:
+            return math.ceil(self.epoch_rows / self.learning_rate.base_batch_size)
+        return self.steps_per_epoch
+
+    @property
     def warmup_steps(self) -> int:
         if self.learning_rate.warmup_steps is not None:
             return self.learning_rate.warmup_steps
-        return round(self.learning_rate.warmup_epochs * self.steps_per_epoch)
+        return round(self.learning_rate.warmup_epochs * self.schedule_steps_per_epoch)
 
     def for_model(self, data: DataFacts) -> dict[str, Any]:
         """The data's facts, and the length of the training for a module with a schedule of its own."""
@@ -180,7 +158,7 @@ class Plan:
     def for_scheduler(self, scheduler: Scheduler) -> dict[str, int]:
         """The lengths that a torch scheduler may leave to the plan, in its own interval, after the warm-up."""
         if scheduler.interval.value == "epoch":
-            length = self.epochs - self.warmup_steps // self.steps_per_epoch
+            length = self.epochs - self.warmup_steps // self.schedule_steps_per_epoch
         else:
             length = self.total_steps + self.schedule_offset - self.warmup_steps
         length = max(1, length)
@@ -195,45 +173,33 @@ class Plan:
             rows += f" ({self.dropped_rows} dropped an epoch)"
         return [
             f"batch {self.global_batch_size} = {batch}",
-            f"steps {self.total_steps} = {self._epochs()} epochs × {self.steps_per_epoch}; {rows}",
+            f"steps {self.length()}; {rows}",
             f"resources {self.resources.line()}",
             self.learning_rate.line(),
         ]
 
-    def _epochs(self) -> str:
-        return f"{self.total_steps / self.steps_per_epoch:.4g}"
+    def length(self) -> str:
+        """How long the training is, in words."""
+        epochs = (
+            f"{self.total_steps / self.schedule_steps_per_epoch:.4g} epochs × {self.schedule_steps_per_epoch}"
+        )
+        if not self.learning_rate.is_adaptive:
+            return f"{self.total_steps} = {epochs}"
+        fewest, most = math.ceil(self.total_steps / self.learning_rate.kappa), self.total_steps
+        return (
+            f"between {fewest} and {most}: {most} scale-invariant steps = {epochs} of batch {self.batch_size}"
+        )
 
     def flat(self) -> dict[str, Any]:
         """One level of numbers and strings for a tracker."""
         plan = asdict(self)
-        resources, learning_rate = plan.pop("resources"), plan.pop("learning_rate")
-        for key in ("goal", "drop_last", "schedule_offset"):  # the config says them
+        resources = plan.pop("resources")
+        for key in ("learning_rate", "goal", "drop_last", "schedule_offset"):  # the config says them
             del plan[key]
         return {
             **{f"plan/{key}": value for key, value in {**plan, **resources}.items()},
-            **{f"plan/lr_{key}": value for key, value in learning_rate.items()},
-            "plan/lr_scaled": self.learning_rate.scaled,
+            **{f"plan/{key}": value for key, value in self.learning_rate.flat().items()},
         }
-
-
-def plan_resources(experiment: Experiment, machine: Machine) -> ResourcePlan:
-    """CPUs and GPUs a worker. An explicit number in the config is taken as it is; preflight judges it."""
-    scaling = experiment.scaling
-    workers = scaling.num_workers
-    gpus = scaling.resources_per_worker.GPU
-    if scaling.use_gpu is False:
-        gpus = 0.0
-    if gpus is None:
-        wanted = machine.gpus > 0 and machine.horovod_gpu if scaling.use_gpu is None else scaling.use_gpu
-        gpus = 1.0 if wanted else 0.0
-    # Ray Data reads with tasks of its own: with every CPU held by a worker they would wait for ever.
-    reserved = 1.0 if experiment.dataset.ingest is Ingest.ray_data else 0.0
-    cpus = scaling.resources_per_worker.CPU
-    if cpus is None:
-        # A machine is shared by fractions; a cluster (which may grow) gives whole CPUs.
-        share = math.floor((machine.cpus - reserved) / workers * 100) / 100
-        cpus = 1.0 if machine.is_cluster or share >= 1 else max(MIN_CPU_SHARE, share)
-    return ResourcePlan(workers, cpus, gpus, reserved)
 
 
 def make_plan(
@@ -274,11 +240,19 @@ def make_plan(
         goal=Goal(checkpoint.monitor, checkpoint.mode is Mode.max, trainer.patience, trainer.min_delta),
         drop_last=experiment.dataset.drop_last,
     )
-    return _lengths(plan, trainer.max_steps, position)
+    plan = _lengths(plan, trainer.max_steps, position)
+    if takes_rule_warm_up(experiment):
+        length = (plan.total_steps + plan.schedule_offset) / plan.schedule_steps_per_epoch
+        check_rule_warm_up(learning_rate.rule, learning_rate.warmup_epochs, length)
+    return plan
 
 
 def _lengths(plan: Plan, max_steps: int | None, position: Position) -> Plan:
-    """With `total_steps`, counted on from where the training stands."""
+    """With `total_steps`, counted on from where the training stands. AdaScale's are not: they are of the base batch."""
+    if plan.learning_rate.is_adaptive:
+        per_epoch = plan.schedule_steps_per_epoch
+        total = plan.epochs * per_epoch if max_steps is None else max_steps
+        return replace(plan, epochs=math.ceil(total / per_epoch), total_steps=total)
     begun = 1 if position.rows else 0
     left = plan.steps_left(position.rows) if begun else 0
     before = position.epoch + begun  # epochs until the next one starts

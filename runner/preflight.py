@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from runner.errors import PreflightError
-from runner.plan import MIN_CPU_SHARE, Machine, ResourcePlan
+from runner.resources import MIN_CPU_SHARE, Machine, ResourcePlan
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "max 100000" or "200000 100000"
 

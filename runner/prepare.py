@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from runner import build, config, going_on, preflight
 from runner.errors import ConfigError, nearest, refuse
 from runner.executors import ray_cluster
-from runner.plan import Machine, Plan, make_plan, plan_resources
+from runner.plan import Plan, make_plan
 from runner.rank_log import captured
 from runner.report.console import relative
+from runner.resources import Machine, plan_resources
 from runner.run_folder import RESULT, RUN, RunFile, read_result
 from runner.schema import Experiment
 from runner.tracking import check_store, store_uri
@@ -69,7 +70,9 @@ def prepare(request: Request) -> Prepared:
     from runner.ingest import arrays
 
     is_module = lightning.is_module(build.locate(experiment.model.target["_target_"]))
-    if not is_module:
+    if is_module:
+        lightning.check_rule(experiment)
+    else:
         check_monitor(experiment)
     data = arrays.load(experiment.dataset, experiment.seed)
     manifest = None if request.resumes is None else going_on.newest(request.run_dir)
@@ -80,6 +83,7 @@ def prepare(request: Request) -> Prepared:
         lightning.check(module, experiment.checkpoint.monitor)
         optimizer = replace(experiment.optimizer, lr=lightning.base_lr(module))
         experiment = replace(experiment, optimizer=optimizer)
+        lightning.check_rule(experiment, plan.learning_rate)
         plan = make_plan(experiment, data.facts, resources, position)
     initial, notes, change = None, [], None
     if manifest is not None:

@@ -34,6 +34,7 @@ AT_LEAST = {
     "trainer.min_delta": 0,
     "scaling.resources_per_worker.GPU": 0,
 }
+ADASUM_RULE = "runner.lr_scaling.adasum"
 ABOVE_ZERO = {  # and what to type
     "optimizer.lr": 0.1,
     "horovod.gradient_predivide_factor": 1.0,
@@ -65,18 +66,25 @@ def check_values(experiment: Experiment) -> None:
         )
     if decay is not None and not 0 < decay < 1:
         raise refuse("trainer.ema_decay", decay, "must be between 0 and 1", "trainer.ema_decay=0.999")
-    if experiment.horovod.op is Op.adasum:
-        raise refuse(
-            "horovod.op",
-            "adasum",
-            "Adasum needs a Horovod with MPI, this one uses Gloo or NCCL",
-            "horovod.op=average",
-        )
+    check_adasum(experiment)
     check_warm_up(experiment)
     check_loss(experiment)
 
 
+def check_adasum(experiment: Experiment) -> None:
+    instead = []
+    if experiment.horovod.op is Op.adasum:
+        instead.append("horovod.op=average")
+    if experiment.lr_scaling.target.get("_target_") == ADASUM_RULE:
+        instead.append("lr_scaling=sqrt")
+    if instead:
+        key = "horovod.op" if experiment.horovod.op is Op.adasum else "lr_scaling"
+        why = "Adasum needs a Horovod with MPI, this one uses Gloo or NCCL"
+        raise refuse(key, "adasum", why, " ".join(instead))
+
+
 def check_warm_up(experiment: Experiment) -> None:
+    """Of the scheduler's own warm-up; that of a rule is known when the plan is made (`check_rule_warm_up`)."""
     scheduler, trainer = experiment.scheduler, experiment.trainer
     if scheduler.warmup_steps is not None:
         if scheduler.warmup_epochs:
@@ -93,13 +101,24 @@ def check_warm_up(experiment: Experiment) -> None:
                 f"trainer.max_steps={trainer.max_steps} are fewer",
                 f"scheduler.warmup_steps={trainer.max_steps}",
             )
-    if trainer.max_steps is None and scheduler.warmup_epochs > trainer.epochs:
+    if (
+        trainer.max_steps is None
+        and scheduler.warmup_epochs is not None
+        and scheduler.warmup_epochs > trainer.epochs
+    ):
         raise refuse(
             "scheduler.warmup_epochs",
             scheduler.warmup_epochs,
             f"trainer.epochs={trainer.epochs} are fewer",
             f"scheduler.warmup_epochs={trainer.epochs}",
         )
+
+
+def check_rule_warm_up(rule: str, warmup_epochs: float, training_epochs: float) -> None:
+    """The warm-up that a scaling rule brings with it must end within the training."""
+    if warmup_epochs > training_epochs:
+        why = f"its warm-up of {warmup_epochs:g} epochs is longer than the training of {training_epochs:.4g}"
+        raise refuse("lr_scaling", rule, why, f"scheduler.warmup_epochs={training_epochs:.4g}")
 
 
 def check_loss(experiment: Experiment) -> None:

@@ -18,10 +18,10 @@ from runner.checkpoint import CheckpointError
 from runner.communicator import Communicator
 from runner.errors import TrainingError
 from runner.learner import Learner
-from runner.loop import Metrics, Stretch, TrainState
 from runner.plan import Plan, Position
 from runner.snapshot import Snapshot, copy_of
 from runner.tracking import Measured
+from runner.train_state import Metrics, NewLR, Stretch, TrainState
 
 LOOK_SECONDS = 1.0  # between two looks at rank 0's clock
 EPOCH_SEED = 0x9E3779B1  # a stride between the seeds of steps, where ranks get new random numbers
@@ -38,15 +38,21 @@ class Training:
     history: list[bytes] = field(default_factory=list)  # a JSON line a report, in which NaN survives
     best: Metrics = field(default_factory=dict)  # all metrics of the best validation
 
-    def add(self, metrics: Metrics) -> Measured:
-        """Keep what was measured just now."""
-        measured = Measured(self.state.step, int(time.time() * 1000), metrics)
-        self.history.append(json.dumps(vars(measured)).encode())
-        return measured
+    def add(self, metrics: Metrics, lrs: Iterable[NewLR] = ()) -> list[Measured]:
+        """Keep what was measured just now, and each change of the LR until then."""
+        added = [Measured(step, milliseconds, {"lr": lr}) for step, milliseconds, lr in lrs]
+        if metrics:
+            added.append(Measured(self.state.step, int(time.time() * 1000), metrics))
+        self.history += [json.dumps(vars(each)).encode() for each in added]
+        return added
 
     def measured(self) -> list[Measured]:
         """Everything since the first step."""
         return [Measured(**json.loads(line)) for line in self.history]
+
+    def reports(self) -> list[Metrics]:
+        """The metrics of every epoch and validation since the first step."""
+        return [each.metrics for each in self.measured() if "epoch" in each.metrics]
 
 
 class Due:
@@ -58,12 +64,10 @@ class Due:
     def __init__(
         self,
         settings: schema.Checkpoint,
-        total_steps: int,
         communicator: Communicator,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._total_steps = settings, total_steps
-        self._communicator, self._clock = communicator, clock
+        self._settings, self._communicator, self._clock = settings, communicator, clock
         self._written = self._looked = clock()
         self._looked_at: int | None = (
             None  # a step; none yet: the first may be any, in a training that goes on
@@ -74,7 +78,7 @@ class Due:
         settings = self._settings
         if not settings.enabled:
             return False
-        is_due = state.stopped or state.step >= self._total_steps
+        is_due = state.stopped or state.ended
         if settings.every_steps is not None:
             is_due |= state.step % settings.every_steps == 0
         if settings.every_epochs is not None and state.rows == 0:
@@ -113,6 +117,7 @@ def snapshot(
         "epoch": state.epoch,
         "step": state.step,
         "rows": state.rows,
+        "progress": state.progress,
         "best": state.best,
         "stale": state.stale,
         "num_workers": communicator.size,
@@ -149,7 +154,9 @@ def resume(
     training.best = saved["best"]
     training.history[:] = [line for line in saved["history"].numpy().tobytes().split(b"\n") if line]
     try:
-        training.learner.resume(saved["weights"], saved, training.state.step + training.plan.schedule_offset)
+        training.learner.resume(
+            saved["weights"], saved, training.state.progress + training.plan.schedule_offset
+        )
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{root / name}: is of another model or optimizer ({reason})") from error

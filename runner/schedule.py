@@ -26,6 +26,9 @@ class Schedule:
     MultiStepLR is the training's, warm-up included (as in Goyal et al. 2017). ReduceLROnPlateau is stepped by
     `measured` instead.
 
+    AdaScale's steps are steps of the base batch, and all lengths are counted in these: a step advances the count by its
+    gain, and is taken with the LR of the whole steps so far × the gain.
+
     `total_steps` is the training's length; a scheduler that ends earlier and cannot go on (OneCycleLR) is refused.
     """
 
@@ -44,7 +47,7 @@ class Schedule:
         self._steps_per_epoch = steps_per_epoch
         self._is_plateau = isinstance(scheduler, ReduceLROnPlateau)
         self._counts_warmup = isinstance(getattr(scheduler, "own", scheduler), (StepLR, MultiStepLR))
-        self._step = 0
+        self._step, self._part = 0, 0.0  # whole steps, and what is left of the gains
         # What a stored state must have been made with, to be continued as it is.
         self._lengths: dict[str, Any] = {
             "peaks": list(scheduler.get_last_lr()),
@@ -62,14 +65,24 @@ class Schedule:
         """The LR of the next step (first parameter group)."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def advance(self) -> None:
-        """Call once after every optimizer step."""
+    def scale(self, gain: float) -> None:
+        """Take the next step with `gain` times the LR."""
+        self._set_lr(gain)
+
+    def advance(self, gain: float = 1.0) -> None:
+        """Call once after every optimizer step; `gain` is the steps of the base batch that it was worth."""
+        whole = int(self._part + gain)
+        self._part += gain - whole
+        for _ in range(whole):
+            self._advance()
+        self._set_lr()
+
+    def _advance(self) -> None:
         self._step += 1
         if self._is_due(self._step):
             # Torch computes the next LR from the group's, which must not be the warm-up's.
             self._set_lr(warm_up=False)
             self._scheduler.step()
-        self._set_lr()
 
     def measured(self, value: float) -> None:
         """Call after every validation with the monitored metric. It concerns ReduceLROnPlateau, after the warm-up."""
@@ -77,20 +90,21 @@ class Schedule:
             self._scheduler.step(value)  # type: ignore[arg-type]  # its argument is the metric
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step, "lengths": self._lengths, "scheduler": self._scheduler.state_dict()}
+        count = {"step": self._step, "part": self._part}
+        return {**count, "lengths": self._lengths, "scheduler": self._scheduler.state_dict()}
 
-    def resume(self, state: dict[str, Any], step: int) -> None:
-        """Go on as after `step` steps, from the state of the schedule that was in force until then.
+    def resume(self, state: dict[str, Any], steps: float) -> None:
+        """Go on as after so many steps, from the state of the schedule that was in force until then.
 
         Where lengths or LRs are not what they were (more epochs, another global batch), it stands where a training
         that always had today's would stand. ReduceLROnPlateau, which no count of steps determines, keeps what it has
         measured, and its LRs relative to the peak. Call it after the optimizer's own state was loaded.
         """
         if state["lengths"] == self._lengths:
-            self._step = state["step"]
+            self._step, self._part = state["step"], state["part"]
             self._scheduler.load_state_dict(state["scheduler"])
         elif self._is_plateau:
-            self._step = step
+            self._step, self._part = int(steps), steps % 1
             self._resume_plateau(state)
         else:
             # The scheduler's own first values, which the loaded optimizer has not.
@@ -99,8 +113,7 @@ class Schedule:
             self._set_lr(warm_up=False)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-                for _ in range(step):
-                    self.advance()
+                self.advance(steps)
         self._set_lr()
 
     def _resume_plateau(self, state: dict[str, Any]) -> None:
@@ -119,10 +132,10 @@ class Schedule:
             return False
         return self._interval is Interval.step or step % self._steps_per_epoch == 0
 
-    def _set_lr(self, warm_up: bool = True) -> None:
-        factor = 1.0
+    def _set_lr(self, gain: float = 1.0, warm_up: bool = True) -> None:
+        factor = gain
         if warm_up and self._step < self._warmup_steps:
-            factor = self._warmup_start + (1 - self._warmup_start) * self._step / self._warmup_steps
+            factor *= self._warmup_start + (1 - self._warmup_start) * self._step / self._warmup_steps
         for group, lr in zip(self._optimizer.param_groups, self._scheduler.get_last_lr(), strict=True):
             group["lr"] = lr * factor
 

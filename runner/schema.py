@@ -123,9 +123,11 @@ class Scheduler:
     """A torch scheduler, counted in steps or epochs after the warm-up; ReduceLROnPlateau takes the monitored metric."""
 
     interval: Interval = Interval.step
-    warmup_epochs: float = 0.0
+    warmup_epochs: float | None = None  # null: the LR rule's, else none
     warmup_steps: int | None = None  # instead of warmup_epochs
-    warmup_start: float | None = None  # fraction of the scaled LR; null: the base LR, or a tenth
+    warmup_start: float | None = (
+        None  # fraction of the scaled LR; null: the rule's, else the base LR, or a tenth
+    )
     target: Target = field(default_factory=dict)
 
 
@@ -141,7 +143,10 @@ class Loss:
 
 @dataclass
 class LRScaling:
-    """`target` maps κ = global_batch_size / base_batch_size to the multiplier of the base LR."""
+    """`target` maps κ = global_batch_size / base_batch_size to the multiplier of the base LR, or to a lr_scaling.Scaled.
+
+    What its YAML leaves at null is the optimizer's argument of that name.
+    """
 
     base_batch_size: int | None = None  # null: trainer.batch_size
     target: Target = field(default_factory=dict)

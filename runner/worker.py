@@ -30,7 +30,7 @@ from runner.ingest.row_order import Sampler
 from runner.ingest.rows import Splits
 from runner.ingest.tensors import TensorIngest, as_tensors
 from runner.learner import build_learner
-from runner.loop import Metrics, TrainState, fit, restart
+from runner.loop import fit, restart
 from runner.parameters import Weights
 from runner.plan import DataFacts, Plan
 from runner.profile import FOLDER, ProfiledIngest
@@ -41,6 +41,7 @@ from runner.schema import Experiment, Precision
 from runner.snapshot import Snapshot
 from runner.tracking import NullTracker, Tracker, open_tracker
 from runner.tracking.artifacts import fetch_checkpoints
+from runner.train_state import Metrics, TrainState
 from runner.watchdog import NullWatchdog, Watchdog, open_watchdog
 
 REPORT_SECONDS = 1.0
@@ -137,8 +138,7 @@ def train(
         goes_on = job.resumes or is_restart
         if goes_on:
             resumed = resume(training, checkpoints, communicator, experiment.seed, uploaded(job))
-            past = training.measured()
-            report({"resumed": resumed, "history": [measured.metrics for measured in past]})
+            report({"resumed": resumed, "history": training.reports()})
         tracker: Tracker = NullTracker()
         if rank == 0:  # it alone writes checkpoints and metrics
             history = training.measured() if goes_on else None
@@ -158,13 +158,14 @@ def train(
             learner,
             ObservedIngest(ingest, watchdog.beat),
             communicator,
-            Due(settings, plan.total_steps, communicator),
+            Due(settings, communicator),
         )
-        for metrics, is_due in moments:
+        for metrics, is_due, lrs in moments:
             is_best = bool(metrics) and state.best_step == state.step
+            for measured in training.add(metrics, lrs):
+                tracker.log_metrics(measured)
             if metrics:
                 training.best = metrics if is_best else training.best
-                tracker.log_metrics(training.add(metrics))
                 unreported.append(metrics)
             if settings.enabled and (is_due or is_best):
                 save(job, training, metrics, is_best, communicator, writer)
@@ -195,7 +196,8 @@ def watched(
     """A watchdog that knows where the training stands."""
 
     def position() -> str:
-        return f"step {state.step + 1} of {job.plan.total_steps}, epoch {state.epoch + 1}"
+        most = "at most " if job.plan.learning_rate.is_adaptive else ""
+        return f"step {state.step + 1} of {most}{job.plan.total_steps}, epoch {state.epoch + 1}"
 
     seconds = job.experiment.trainer.watchdog_seconds
     return contextlib.closing(

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from runner import schema
-from runner.loop import Stretch, TrainState, fit
-from runner.plan import DataFacts, Machine, ResourcePlan, make_plan, plan_resources
+from runner.loop import fit
+from runner.plan import DataFacts, make_plan
+from runner.resources import Machine, ResourcePlan, plan_resources
 from runner.schema import Experiment
+from runner.train_state import Stretch, TrainState
 
 LAPTOP = Machine(cpus=2)
 TIMES = ("seconds/", "step_seconds/", "throughput/")

@@ -17,7 +17,8 @@ from runner.ingest.rows import Arrays
 from runner.ingest.tensors import TensorIngest
 from runner.learner import build_learner
 from runner.loop import fit, restart
-from runner.plan import START, DataFacts, Plan, Position, ResourcePlan, make_plan
+from runner.plan import START, DataFacts, Plan, Position, make_plan
+from runner.resources import ResourcePlan
 from runner.saving import Due, Training, resume, snapshot
 from runner.snapshot import Snapshot
 from runner.worker import placement
@@ -92,14 +93,14 @@ class Case:
 
     def go(self, training: Training, ingest: Ingest, communicator: Any) -> list[Snapshot | None]:
         """Train to the end, as the worker does; a snapshot of each moment at which one is due."""
-        due = Due(self.experiment.checkpoint, training.plan.total_steps, communicator)
+        due = Due(self.experiment.checkpoint, communicator)
         state, found = training.state, []
-        for metrics, is_due in fit(
+        for metrics, is_due, lrs in fit(
             state, training.stretch, training.plan, training.learner, ingest, communicator, due
         ):
             if metrics:
                 training.best = metrics if state.best_step == state.step else training.best
-                training.add(metrics)
+            training.add(metrics, lrs)
             if is_due:
                 found.append(snapshot(training, communicator, {"data": self.data.identity()}, {}))
         return found

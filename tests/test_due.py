@@ -2,9 +2,9 @@
 
 import pytest
 
-from runner.loop import TrainState
 from runner.saving import LOOK_SECONDS, Due
 from runner.schema import Checkpoint
+from runner.train_state import TrainState
 from tests.fakes import on_ranks
 from tests.lockstep import in_lockstep
 
@@ -15,11 +15,13 @@ def states(total=TOTAL, stopped_at=None):
     """After each step."""
     for step in range(1, total + 1):
         epoch, rest = divmod(step, PER_EPOCH)
-        yield TrainState(epoch=epoch, step=step, rows=10 * rest, stopped=step == stopped_at)
+        yield TrainState(
+            epoch=epoch, step=step, rows=10 * rest, stopped=step == stopped_at, ended=step == total
+        )
 
 
 def due_steps(settings, **more):
-    due = Due(Checkpoint(**settings), TOTAL, on_ranks(1, lambda communicator: communicator))
+    due = Due(Checkpoint(**settings), on_ranks(1, lambda communicator: communicator))
     return [state.step for state in states(**more) if due(state)]
 
 
@@ -56,13 +58,11 @@ class Clock:
 
 def on_clocks(seconds, ranks=2, minutes=1.0, first=0, skews=(0.0, 500.0, -7.0), **settings):
     """(due steps, collectives) of each rank; `seconds` of each step, on rank 0's clock. The others' differ and drift."""
-    total = first + len(seconds)
 
     def rank(communicator):
         clock = Clock(1000 + skews[communicator.rank])
         due = Due(
             Checkpoint(**{"every_epochs": None, "every_minutes": minutes, **settings}),
-            total + 1,
             communicator,
             clock,
         )

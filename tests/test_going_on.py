@@ -7,7 +7,8 @@ import pytest
 
 from runner import checkpoint, going_on
 from runner.errors import ConfigError
-from runner.plan import START, DataFacts, Position, ResourcePlan, make_plan
+from runner.plan import START, DataFacts, Position, make_plan
+from runner.resources import ResourcePlan
 from runner.saving import snapshot
 from runner.schema import Ingest
 from tests.fakes import make_experiment

@@ -10,13 +10,13 @@ RUNNER = PROJECT / "runner"
 
 # Each room imports only from the rooms of the lines above its own.
 LAYERS = [
-    {"errors", "schema", "lr_scaling", "rank_log", "provenance", "reach"},
-    {"build", "communicator", "checkpoint", "snapshot", "run_folder", "stacks", "tracking"},
+    {"errors", "schema", "lr_scaling", "rank_log", "provenance", "reach", "train_state"},
+    {"resources", "build", "communicator", "checkpoint", "snapshot", "run_folder", "stacks", "tracking"},
     {"ranges", "retention", "rank_state", "ledger", "watchdog"},
     {"config", "plan", "reword", "checkpoint_writer", "diagnosis"},
     {"identity", "going_on"},
     {"ingest", "losses", "metrics", "parameters", "schedule"},
-    {"objective", "examine"},
+    {"adascale", "objective", "examine"},
     {"lightning"},
     {"learner"},
     {"loop", "profile"},

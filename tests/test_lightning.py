@@ -19,9 +19,11 @@ from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
 from runner.learner import build_learner
-from runner.loop import Stretch, TrainState, fit
-from runner.plan import DataFacts, ResourcePlan, make_plan
+from runner.loop import fit
+from runner.plan import DataFacts, make_plan
+from runner.resources import ResourcePlan
 from runner.schema import Precision, Task
+from runner.train_state import Stretch, TrainState
 from tests.fakes import make_experiment, on_ranks
 from tests.lightning_modules import FORMS, LR, Digits, Duck, Net, Plateau, Trainer, node, nothing
 

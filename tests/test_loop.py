@@ -15,11 +15,12 @@ from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
 from runner.learner import Learner
-from runner.loop import Stretch, TrainState, evaluate, step, summary
+from runner.loop import evaluate, step, summary
 from runner.objective import objective
 from runner.plan import DataFacts
 from runner.schedule import Schedule
 from runner.schema import Interval, Task
+from runner.train_state import Stretch, TrainState
 from tests.fakes import make_experiment, metrics_of, on_ranks, plan_for, without_times
 
 CPU = Place(torch.device("cpu"))

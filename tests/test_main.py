@@ -101,7 +101,7 @@ def test_help_names_the_groups_and_examples(tmp_path):
     done = runner("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage: python -m runner [group=option ...] [key=value ...]" in done.stdout
-    assert "lr_scaling: linear, none, sqrt" in done.stdout
+    assert "lr_scaling: adam_sde, adascale, adasum, legw, linear, linear_warmup, none, sqrt" in done.stdout
 
 
 def test_the_command_line_loads_neither_torch_nor_ray_nor_mlflow():

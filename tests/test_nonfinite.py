@@ -12,9 +12,10 @@ from runner.communicator import SingleProcess
 from runner.errors import TrainingError
 from runner.ingest.batches import MicroBatch
 from runner.ingest.sampler import epoch_order
-from runner.loop import Stretch, fit, step
+from runner.loop import fit, step
 from runner.schedule import Schedule
 from runner.schema import Interval, OnNonfinite, Precision
+from runner.train_state import Stretch
 from tests.goings_on import SEED, Case, exact
 from tests.lockstep import in_lockstep
 

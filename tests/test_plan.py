@@ -3,7 +3,8 @@
 import pytest
 
 from runner.errors import ConfigError
-from runner.plan import DataFacts, Machine, ResourcePlan, make_plan, plan_resources
+from runner.plan import DataFacts, make_plan
+from runner.resources import Machine, ResourcePlan, plan_resources
 from runner.schema import Ingest, Interval
 from tests.fakes import LAPTOP, make_experiment, plan_for, plan_of
 
@@ -198,6 +199,7 @@ def test_flat_is_one_level_of_numbers_and_strings():
         "plan/cpus_per_worker": 0.5,
         "plan/gpus_per_worker": 0.0,
         "plan/reserved_cpus": 0.0,
+        "plan/lr": "lr 0.1 (base, batch 32) × 4 (linear: 128/32) = 0.4, warm-up 5 epochs from 0.1",
         "plan/lr_base": 0.1,
         "plan/lr_base_batch_size": 32,
         "plan/lr_global_batch_size": 128,

@@ -7,7 +7,7 @@ import pytest
 
 from runner import preflight
 from runner.errors import PreflightError
-from runner.plan import Machine, ResourcePlan, plan_resources
+from runner.resources import Machine, ResourcePlan, plan_resources
 from tests.fakes import LAPTOP, make_experiment
 
 GPU = "scaling.resources_per_worker.GPU"

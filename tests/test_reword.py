@@ -37,7 +37,10 @@ def reworded(*overrides):
             "experiment=digit",
             f"experiment=digit: no such option; conf/experiment has {options('experiment')}; type experiment=digits",
         ),
-        ("lr_scaling=xyzzy", "lr_scaling=xyzzy: no such option; conf/lr_scaling has linear, none, sqrt"),
+        (
+            "lr_scaling=xyzzy",
+            f"lr_scaling=xyzzy: no such option; conf/lr_scaling has {options('lr_scaling')}",
+        ),
     ],
 )
 def test_unknown_option(override, line):

@@ -245,7 +245,7 @@ def test_a_cycle_shorter_than_the_training_is_refused():
 def test_every_file_of_conf_gives_a_whole_run_its_lrs(name, first, last):
     plan = plan_for(4, 8, rows=320, epochs=20)  # 200 steps
     node = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    interval, epochs = Interval(node.pop("interval", "step")), node.pop("warmup_epochs", 0)
+    interval, epochs = Interval(node.pop("interval", "step")), node.pop("warmup_epochs") or 0
     node.pop("warmup_start", None)
     object.__setattr__(plan.learning_rate, "warmup_epochs", epochs)
     settings = make_experiment({"scheduler.interval": interval, "scheduler.warmup_epochs": epochs}).scheduler

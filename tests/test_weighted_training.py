@@ -13,11 +13,11 @@ from runner.ingest.rows import Arrays
 from runner.ingest.sampler import epoch_order
 from runner.ingest.tensors import TensorIngest
 from runner.learner import Learner
-from runner.loop import TrainState
 from runner.objective import objective
 from runner.plan import DataFacts
 from runner.schedule import Schedule
 from runner.schema import Interval, Loss, Task
+from runner.train_state import TrainState
 from tests.fakes import make_experiment, metrics_of, on_ranks, plan_for
 
 LR, SEED, EPOCHS, GLOBAL_BATCH, ROWS, VAL_ROWS = (

@@ -14,8 +14,9 @@ from runner.communicator import SingleProcess
 from runner.errors import ConfigError, TrainingError
 from runner.ingest.rows import Arrays
 from runner.learner import build_learner, rehearse
-from runner.plan import DataFacts, ResourcePlan, make_plan
+from runner.plan import DataFacts, make_plan
 from runner.prepare import check_monitor
+from runner.resources import ResourcePlan
 from runner.schema import Mode
 from runner.tracking import NullTracker
 from tests.fakes import make_experiment, on_ranks, without_times

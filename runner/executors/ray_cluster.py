@@ -15,8 +15,8 @@ from typing import Any
 
 from runner.errors import LaunchError, PreflightError
 from runner.executors.warden import end_with_driver
-from runner.plan import Machine
 from runner.reach import unreachable
+from runner.resources import Machine
 
 # Read by Ray when it is imported or started, so they are set before either, and travel in the runtime_env.
 ENVIRONMENT = {

@@ -2,6 +2,15 @@
 
 from runner.lightning.module import check, is_module, restored, saved
 from runner.lightning.objective import LightningObjective
-from runner.lightning.optimizers import base_lr, configure
+from runner.lightning.optimizers import base_lr, check_rule, configure
 
-__all__ = ["LightningObjective", "base_lr", "check", "configure", "is_module", "restored", "saved"]
+__all__ = [
+    "LightningObjective",
+    "base_lr",
+    "check",
+    "check_rule",
+    "configure",
+    "is_module",
+    "restored",
+    "saved",
+]

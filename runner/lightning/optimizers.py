@@ -11,9 +11,12 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, ReduceLROnPlateau
 
-from runner.errors import ConfigError, nearest
+from runner import build
+from runner.errors import ConfigError, nearest, refuse
+from runner.ledger import LearningRate
 from runner.lightning.log import PREFIX
-from runner.schema import Interval
+from runner.lr_scaling import adam_sde
+from runner.schema import Experiment, Interval
 
 ScheduleWith = Callable[[Optimizer], tuple[LRScheduler, Interval]]
 SCHEDULER_KEYS = ("scheduler", "interval", "frequency", "monitor", "name", "strict", "reduce_on_plateau")
@@ -112,6 +115,19 @@ def base_lr(model: nn.Module) -> float:
     (OneCycleLR), else what the optimizer was given."""
     group = choose(model).optimizer.param_groups[0]
     return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
+
+
+def check_rule(experiment: Experiment, rate: LearningRate | None = None) -> None:
+    """Raise ConfigError for a scaling rule that changes the optimizer's arguments: a module makes its own optimizer.
+
+    Before the plan is made `rate` is None, and the rule itself is asked, which may leave arguments to the config's.
+    """
+    target = experiment.lr_scaling.target
+    rule = target["_target_"]
+    changed = [*rate.changes] if rate is not None else ["betas"] if build.locate(rule) is adam_sde else []
+    if changed:
+        why = f"it changes {' and '.join(changed)} of the optimizer, and a LightningModule makes its own"
+        raise refuse("lr_scaling", rule.rpartition(".")[2], why, "lr_scaling=sqrt")
 
 
 def choose(model: nn.Module) -> Choice:

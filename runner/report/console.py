@@ -19,7 +19,8 @@ from runner.plan import Plan
 
 Metrics = dict[str, float]
 LAST_SHOWN = ("lr", "throughput/samples_per_second")
-NOT_SHOWN = ("epoch", "seconds/", "step_seconds/")
+ADASCALE_STEPS = "adascale/steps"
+NOT_SHOWN = ("epoch", "seconds/", "step_seconds/", ADASCALE_STEPS)
 
 
 class Screen:
@@ -61,9 +62,14 @@ class Screen:
 
     def measured(self, metrics: Metrics, plan: Plan) -> None:
         """After an epoch or a validation."""
+        # AdaScale's training has a length in steps of the base batch, and as many epochs as they take.
+        progress = metrics.get(ADASCALE_STEPS, metrics["epoch"] * plan.steps_per_epoch)
         if self._progress:
-            step = round(metrics["epoch"] * plan.steps_per_epoch)
-            self._progress.update(self._task, completed=step, description=metrics_line(_validation(metrics)))
+            shown = metrics_line(_validation(metrics))
+            self._progress.update(self._task, completed=round(progress), description=shown)
+        elif ADASCALE_STEPS in metrics:
+            done = f"step {progress:.1f}/{plan.total_steps} (scale-invariant)"
+            self.line(f"epoch {metrics['epoch']:.4g}  {done}  {metrics_line(metrics)}")
         else:
             of = plan.total_steps / plan.steps_per_epoch
             self.line(f"epoch {metrics['epoch']:.4g}/{of:.4g}  {metrics_line(metrics)}")

@@ -1,0 +1,66 @@
+"""The machine or cluster, and what each worker gets of it. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from runner.schema import Experiment, Ingest
+
+MIN_CPU_SHARE = 0.1  # ten processes on a core is where sharing stops being of use
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to run on: one machine, or a Ray cluster (whose totals these are)."""
+
+    cpus: float
+    gpus: float = 0.0
+    horovod_gpu: bool = False  # the Horovod build has NCCL
+    is_cluster: bool = False
+
+    @property
+    def name(self) -> str:
+        return "the cluster" if self.is_cluster else "this machine"
+
+
+@dataclass(frozen=True)
+class ResourcePlan:
+    num_workers: int
+    cpus_per_worker: float
+    gpus_per_worker: float
+    reserved_cpus: float = 0.0  # kept free for Ray Data's tasks
+
+    @property
+    def use_gpu(self) -> bool:
+        return self.gpus_per_worker > 0
+
+    @property
+    def threads(self) -> int:
+        """Torch threads a worker; from the config's CPUs alone, so that the numbers do not depend on the machine."""
+        return max(1, int(self.cpus_per_worker))
+
+    def line(self) -> str:
+        gpus = f" + {self.gpus_per_worker:g} GPU" if self.use_gpu else ""
+        reserved = f", {self.reserved_cpus:g} CPU free for Ray Data" if self.reserved_cpus else ""
+        return f"{self.num_workers} workers × {self.cpus_per_worker:g} CPU{gpus}{reserved}"
+
+
+def plan_resources(experiment: Experiment, machine: Machine) -> ResourcePlan:
+    """CPUs and GPUs a worker. An explicit number in the config is taken as it is; preflight judges it."""
+    scaling = experiment.scaling
+    workers = scaling.num_workers
+    gpus = scaling.resources_per_worker.GPU
+    if scaling.use_gpu is False:
+        gpus = 0.0
+    if gpus is None:
+        wanted = machine.gpus > 0 and machine.horovod_gpu if scaling.use_gpu is None else scaling.use_gpu
+        gpus = 1.0 if wanted else 0.0
+    # Ray Data reads with tasks of its own: with every CPU held by a worker they would wait for ever.
+    reserved = 1.0 if experiment.dataset.ingest is Ingest.ray_data else 0.0
+    cpus = scaling.resources_per_worker.CPU
+    if cpus is None:
+        # A machine is shared by fractions; a cluster (which may grow) gives whole CPUs.
+        share = math.floor((machine.cpus - reserved) / workers * 100) / 100
+        cpus = 1.0 if machine.is_cluster or share >= 1 else max(MIN_CPU_SHARE, share)
+    return ResourcePlan(workers, cpus, gpus, reserved)
