@@ -34,7 +34,7 @@ def check(
     A run that was killed after its last step is not `is_finished`: what comes after the training is still to be done.
     """
     step, workers = manifest["step"], manifest["num_workers"]
-    progress: float = manifest.get("progress", step)
+    progress: Any = manifest.get("progress", step)
     if manifest["data"] != data.identity():
         raise ConfigError(
             f"dataset: the data changed since step {step}: {manifest['data']} then, {data.identity()} now; "

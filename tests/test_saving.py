@@ -70,6 +70,15 @@ CASES = {
     "steps that end within an epoch": [{"trainer.max_steps": 5}],
     "float16": [{"trainer.precision": Precision.fp16}],
     "clipped, with norms": [{"trainer.clip_norm": 1.0, "trainer.log_norms": True}],
+    "AdaScale": [
+        {
+            "lr_scaling.target": {"_target_": "runner.lr_scaling.adascale"},
+            "lr_scaling.base_batch_size": None,
+            "scheduler.warmup_steps": 2,
+            **scheduler("CosineAnnealingLR", T_max=None),
+        },
+        2,
+    ],
     "a step left out": [
         {
             "trainer.on_nonfinite": OnNonfinite.skip,
@@ -93,6 +102,7 @@ def test_a_training_that_goes_on_from_any_step_ends_as_it_would_have(name, worke
     assert (without, none) == (whole, [])  # to copy it does not disturb it
     steps = [int(taken.name.removeprefix("step-")) for taken in snapshots]
     assert steps == list(range(1, case.plan.total_steps + 1))[: len(steps)]
+    assert snapshots[-1].state["train_state"]["stopped"] or snapshots[-1].state["train_state"]["ended"]
     for taken in snapshots:
         assert case.resumed(commit(tmp_path, taken)) == whole, taken.name
 
@@ -103,6 +113,7 @@ SHOWN = {  # of the last snapshot's state and all ranks' ends: that the case is 
     "dropout": lambda state, ends: ends[0]["random"]["torch"] != ends[1]["random"]["torch"],
     "patience that ends": lambda state, ends: state["train_state"]["stopped"],
     "float16": lambda state, ends: state["scaler"]["scale"] > 1,
+    "AdaScale": lambda state, ends: state["adascale"]["steps"] > 1 and state["train_state"]["gained"] > 1,
     "a step left out": lambda state, ends: b"skipped_steps" in state["history"].numpy().tobytes(),
 }
 

@@ -198,7 +198,7 @@ def test_metrics_measured_before_a_failure_are_stored(monkeypatch, tmp_path):
     monkeypatch.setattr(worker, "open_tracker", lambda *arguments: Recorder())
     with pytest.raises(ValueError, match="the sky fell"):
         worker.train(job_of(tmp_path), memory(), {}, SingleProcess(), print)
-    assert (stored, closed) == ([3, 6], [True])
+    assert (stored, closed) == ([1, 3, 6], [True])  # the first LR, and two epochs
 
 
 @pytest.mark.parametrize("dies_at", [3, 6, 12])
@@ -231,7 +231,8 @@ def test_a_restart_goes_on_from_the_last_checkpoint_and_reports_all_from_the_sta
     assert without_times(reports[-2]["best"]) == without_times(last["best"])
     assert reports[-2]["weights_sha256"] == last["weights_sha256"]
     assert opened[0] is None
-    assert [measured.step for measured in opened[1]] == [3 * epoch for epoch in range(1, done + 1)]
+    epochs_done = [3 * epoch for epoch in range(1, done + 1)]
+    assert [measured.step for measured in opened[1]] == [1] * bool(done) + epochs_done  # first the first LR
     assert names(job) == ["step-00000009", "step-00000012"]
 
 
