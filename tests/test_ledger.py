@@ -1,9 +1,20 @@
 """The one line of each rule, what is refused, and whose warm-up holds."""
 
+import io
+
 import pytest
+from mlflow import MlflowClient
+from rich.console import Console
 
 from runner.errors import ConfigError
 from runner.ledger import plan_learning_rate
+from runner.plan import DataFacts, make_plan
+from runner.prepare import Request
+from runner.recording import describe_run
+from runner.report.console import Screen
+from runner.resources import ResourcePlan
+from runner.tracking import open_record
+from runner.tracking.artifacts import read_text
 from tests.composed import CONF, load
 from tests.fakes import make_experiment, plan_of
 
@@ -192,6 +203,24 @@ def test_a_rule_s_warm_up_that_is_longer_than_the_training_is_refused_and_the_re
     plan = plan_of({**rule, **settings, key: float(value)})
     assert plan.warmup_steps == plan.total_steps
     plan_of({**rule, "trainer.epochs": 5})
+
+
+def test_the_line_is_on_screen_and_in_mlflow(tmp_path):
+    """A parameter of the run, and in plan.txt."""
+    for name, line in LINES.items():
+        more = ["optimizer=adamw"] if name == "adam_sde" else []
+        experiment = load(f"lr_scaling={name}", "scaling.num_workers=4", *more)
+        plan = make_plan(experiment, DataFacts(1000, 200, (1,), 1), ResourcePlan(4, 0.5, 0.0))
+        record = open_record(experiment.tracking, tmp_path, name)
+        describe_run(record, Request(experiment, "", {"seed": 0}, (), tmp_path, tmp_path, ()), plan)
+        record.finish("FINISHED")
+        client = MlflowClient(record.uri)
+        assert client.get_run(record.run_id).data.params["plan/lr"] == line
+        text = read_text(client, record.run_id, "plan.txt")
+        assert text.splitlines()[-1] == line
+        output = io.StringIO()
+        Screen(Console(file=output, highlight=False, soft_wrap=True)).banner(tmp_path, plan)
+        assert line in output.getvalue().splitlines()
 
 
 def test_a_user_s_rule_is_a_function_of_kappa():

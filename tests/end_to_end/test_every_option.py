@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
+from runner.communicator import SingleProcess
 from runner.dry_run import dry_run
-from runner.errors import PreflightError
+from runner.errors import ConfigError, PreflightError
 from runner.report.console import Screen
+from runner.worker import Job, Memory, train
 from tests.composed import CONF
 from tests.end_to_end.warm import Workers, measured, prepared
+from tests.fakes import without_times
 from tests.test_conf import command
 
 SMALL = [
@@ -60,11 +65,18 @@ def test_a_file_s_command_rehearses_and_trains(
         with pytest.raises(PreflightError, match=r"scaling\.use_gpu=false"):
             prepared(overrides, tmp_path)
         return
+    if "lr_scaling=adasum" in overrides:  # this Horovod has none
+        with pytest.raises(ConfigError, match=r"horovod\.op=average"):
+            prepared(overrides, tmp_path)
+        return
     ready = prepared(overrides, tmp_path)
     rehearsed = dry_run(ready, Screen())
     reports = workers.train(ready, tmp_path)
     history = measured(reports)
-    assert history[-1]["epoch"] == 3 / ready.plan.steps_per_epoch
+    if ready.plan.learning_rate.is_adaptive:
+        assert 3 <= history[-1]["adascale/steps"] < 5
+    else:
+        assert history[-1]["epoch"] == 3 / ready.plan.steps_per_epoch
     assert set(rehearsed) <= set(history[-1]) | {"lr", "epoch"}
     for name in ("train/loss", "val/loss", "lr"):
         assert math.isfinite(history[-1][name]), name
@@ -79,3 +91,34 @@ def test_a_compiled_model_trains_as_the_plain_one(workers: Workers, tmp_path: Pa
         reports = workers.train(prepared([*overrides, f"trainer.compile={compiled}"], folder), folder)
         losses.append(measured(reports)[-1]["val/loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_adascale_on_two_ranks_is_that_of_two_accumulated_micro_batches(
+    workers: Workers, tmp_path: Path
+) -> None:
+    overrides = [
+        "lr_scaling=adascale",
+        "scheduler=cosine",
+        "trainer.precision=float64",
+        *SMALL,
+        "trainer.max_steps=24",
+    ]
+    ranks = measured(workers.train(prepared(overrides, tmp_path), tmp_path))
+    ready = prepared(
+        [*overrides, "scaling.num_workers=1", "trainer.accumulation_steps=2"], tmp_path / "alone"
+    )
+    job = Job(
+        ready.experiment, ready.plan, ready.data.facts, tmp_path / "alone", None, None, tmp_path, (), {}
+    )
+    reports: list[dict[str, Any]] = []
+    memory = Memory(ready.data.splits, ready.initial)
+    threads = torch.get_num_threads()
+    train(job, memory, {}, SingleProcess(), reports.append)
+    torch.set_num_threads(threads)
+    alone = measured(reports)
+    assert len(ranks) == len(alone) > 2
+    for found, expected in zip(ranks, alone, strict=True):
+        assert without_times(found) == pytest.approx(without_times(expected), rel=1e-9)
+    assert 24 <= ranks[-1]["adascale/steps"] < 26
+    assert all(1 <= each["adascale/gain"] <= 2 for each in ranks)
+    assert ranks[-1]["adascale/gain"] > 1.05
