@@ -25,13 +25,11 @@ from torch.amp import GradScaler
 from runner.communicator import Communicator
 from runner.parameters import values
 
-WINDOW = (
-    1000.0  # micro-batches: the averages' weight of a new step is S / WINDOW (the paper's θ = 1 − S / 1000)
-)
+WINDOW = 1000.0  # the averages' weight of a new step is S / WINDOW: the paper's θ = 1 − S / 1000
 
 
-class Unscaled:
-    """In place of AdaScale with every other rule: a step is a step, and nothing is measured."""
+class Gain:
+    """Of every rule but AdaScale: a step is a step, and nothing is measured."""
 
     is_on = False
 
@@ -54,7 +52,7 @@ class Unscaled:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class AdaScale(Unscaled):
+class AdaScale(Gain):
     """The gain of each step; one scalar is averaged over the ranks besides the gradients."""
 
     is_on = True
@@ -65,7 +63,9 @@ class AdaScale(Unscaled):
         """`batch_size` is the base batch: the rows of one worker and micro-batch."""
         self._scale, self._accumulation_steps = num_workers * accumulation_steps, accumulation_steps
         self._batch_size = batch_size
-        self._squares: float | Tensor = 0.0  # this rank's Σ ‖gradient of a micro-batch‖² of the step
+        self._norms: list[
+            Tensor
+        ] = []  # of this rank's gradients of the step: each parameter's, each micro-batch's
         self._noise, self._signal, self._steps = 0.0, 0.0, 0  # σ², μ², and of how many steps
         if self._scale > 1:
             for parameter in parameters:
@@ -73,20 +73,23 @@ class AdaScale(Unscaled):
                 parameter.register_hook(self._add)
 
     def begin(self, rows: int) -> float:
-        self._squares = 0.0
+        self._norms.clear()
         # A short last batch is of fewer base batches.
         scale = min(self._scale, max(1.0, rows / self._batch_size))
-        return gain(self._noise, self._signal, scale) if self._steps else 1.0
+        return gain_ratio(self._noise, self._signal, scale) if self._steps else 1.0
 
     def observe(self, rows: int, norm: Tensor | None, scaler: GradScaler, communicator: Communicator) -> None:
         """Neither a short batch, whose micro-batches are unequal, nor an overflow of float16 tells anything."""
         squared_norm = math.nan if norm is None else float(norm) ** 2
         if self._scale == 1 or rows < self._scale * self._batch_size or not math.isfinite(squared_norm):
             return
-        mine = torch.as_tensor(self._squares, dtype=torch.float64).reshape(1).cpu()
+        norms = torch.stack([norm.double() for norm in self._norms])
+        mine = norms.square().sum().reshape(1).cpu()
         squares = float(communicator.allreduce_mean(mine)) / scaler.get_scale() ** 2
         # The ranks' average of the summed micro-batches is the mean gradient: gᵢ is accumulation_steps × what was seen.
         mean_square = self._accumulation_steps * squares
+        if not math.isfinite(mean_square):
+            return
         noise = (mean_square - squared_norm) * self._scale / (self._scale - 1)
         signal = squared_norm - noise / self._scale
         self._steps += 1
@@ -106,11 +109,11 @@ class AdaScale(Unscaled):
         self._noise, self._signal, self._steps = state["noise"], state["signal"], state["steps"]
 
     def _add(self, gradient: Tensor) -> None:
-        norm = torch.linalg.vector_norm(values(gradient)).double()
-        self._squares = self._squares + norm * norm
+        # At once: Horovod averages in place, and the next micro-batch is added to it.
+        self._norms.append(torch.linalg.vector_norm(values(gradient)))
 
 
-def gain(noise: float, signal: float, scale: float) -> float:
+def gain_ratio(noise: float, signal: float, scale: float) -> float:
     """r = (σ² + μ²) / (σ²/S + μ²) in [1, S], for σ² = `noise` and μ² = `signal` at the base batch and S = `scale`.
 
     Averaged estimates may be a little below 0, which stands for 0.

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from runner import build, lightning, parameters
-from runner.adascale import AdaScale, Unscaled
+from runner.adascale import AdaScale, Gain
 from runner.communicator import Communicator
 from runner.errors import ConfigError, own_line, refuse
 from runner.objective import Objective, objective
@@ -44,7 +44,7 @@ class Learner:
     clip_value: float | None = None
     log_norms: bool = False
     on_nonfinite: OnNonfinite = OnNonfinite.ignore
-    adascale: Unscaled = field(default_factory=Unscaled)
+    adascale: Gain = field(default_factory=Gain)
     scaled_options: dict[str, Any] = field(default_factory=dict)  # of the optimizer, that the LR rule changed
 
     @property
@@ -161,7 +161,7 @@ def build_learner(
         learns = objective(experiment, data)
         optimizer = parameters.optimizer(model, rate.configured(experiment.optimizer), rate.multiplier)
         schedule_with = partial(_scheduler, experiment, plan)
-    adascale = Unscaled()
+    adascale = Gain()
     if rate.is_adaptive:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         adascale = AdaScale(trained, plan.num_workers, plan.accumulation_steps, plan.batch_size)
