@@ -74,6 +74,8 @@ class Schedule:
         whole = int(self._part + gain)
         self._part += gain - whole
         for _ in range(whole):
+            if gain > 1 and self._step == self._lengths["total_steps"]:
+                break  # the training's last step was worth more than was left, and a scheduler may have an end
             self._advance()
         self._set_lr()
 

@@ -81,6 +81,14 @@ def test_a_training_ends_after_its_scale_invariant_steps(cosine):
     assert math.isfinite(history[-1][1]["val/loss"])
 
 
+def test_a_cycle_that_cannot_go_on_ends_with_the_training():
+    """The last step may be worth more than is left; OneCycleLR raises where it is stepped once too often."""
+    cycle = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": None, "total_steps": None}
+    state, _, snapshots = trained(case_of(scheduler__target=cycle, trainer__max_steps=17))
+    assert state["step"] + state["gained"] > 17.5
+    assert snapshots[-1].state["schedule"]["step"] == 17
+
+
 def test_the_lr_of_every_step_is_the_gain_times_the_schedule_s_after_so_many_base_steps(cosine):
     _, state, history, snapshots = cosine
 
