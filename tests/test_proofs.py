@@ -13,7 +13,7 @@ from runner.errors import ConfigError
 from runner.plan import DataFacts
 from runner.prepare import prepare
 from runner.schema import Compression, Ingest, Precision
-from runner.verbs import prove_equivalence
+from runner.verbs import prove_equivalence, prove_evaluation
 from runner.verbs.proof import Proof
 from runner.verbs.proof_jobs import own_arguments, proved
 from runner.verbs.proof_metrics import by_scikit_learn
@@ -175,6 +175,19 @@ def test_of_all_optimizers_only_lion_turns_rounding_noise_into_steps(optimizer, 
         },
     )
     assert plain.plan.learning_rate.multiplier == 1
+
+
+def test_a_lightning_module_has_no_predictions_to_compare():
+    experiment = make_experiment()
+    prove_evaluation.refuse_modules(experiment)
+    experiment.model.target["_target_"] = "tests.lightning_modules.Digits"
+    assert "measures by itself" in refusal(prove_evaluation.refuse_modules, experiment)
+
+
+def test_as_many_rows_are_evaluated_as_their_predictions_have_room():
+    images, texts = DataFacts(9, 400, (1, 8, 8), 10), DataFacts(9, 4000, (128,), 256)
+    assert prove_evaluation.fitting(images, schema.Task.classification).val_rows == 400
+    assert prove_evaluation.fitting(texts, schema.Task.language_modeling).val_rows == 2**28 // (8 * 128 * 256)
 
 
 def experiment_of(task, **settings):

@@ -30,7 +30,7 @@ def test_a_model_whose_rows_see_each_other_fails_equivalence_with_exit_code_1(
     assert (done.code, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert lines[-1] == "verdict: FAILS"
-    verdicts = [line.split("  ")[-1].strip() for line in lines if line.startswith("tensors")]
+    verdicts = [line.split("  ")[-1].strip() for line in lines if line.startswith("tensors  ")]
     # One worker with the whole batch computes what the reference does.
     assert verdicts == ["reference", "equal", *["NOT equal"] * 4]
     client = MlflowClient(f"sqlite:///{project}/outputs/mlflow.db")
