@@ -14,11 +14,11 @@ from PIL import Image
 from runner import __main__ as door
 
 
+@pytest.mark.usefixtures("_warm_ray")
 def test_a_study_is_a_multirun_by_itself_and_ends_on_its_parent_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    _warm_ray: None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["runner"])
