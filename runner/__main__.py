@@ -114,7 +114,7 @@ class Jobs:
                 self._error = error
             return
         if self._grid is None:
-            self._grid = Grid(self._outputs(), f"multirun {Path(settings.sweep.dir).name}", self._screen)
+            self._grid = Grid(self._outputs(), Path(settings.sweep.dir).absolute(), self._screen)
         grid = self._grid
 
         def job() -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Jobs:
             run_dir=run_dir,
             outputs=self._outputs(),
             import_roots=self._roots,
-            parent_run_id=grid.parent_run_id(experiment.tracking) if grid else None,
+            parent_run_id=grid.parent_run_id(experiment) if grid else None,
             fingerprint=fingerprint(values),
         )
         if grid is None and not experiment.dry_run:

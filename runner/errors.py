@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 RUNNER = Path(__file__).resolve().parent
+NOT_FINITE = "is not finite"  # in the message of a training that diverged
 
 
 class RunnerError(Exception):

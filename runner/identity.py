@@ -15,6 +15,7 @@ IMMATERIAL = (
     "verbose",
     "dry_run",
     "resume",
+    "study",
     "tracking.",
     "scaling.placement_strategy",
     "scaling.address",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.communicator import Communicator
-from runner.errors import TrainingError
+from runner.errors import NOT_FINITE, TrainingError
 from runner.ingest.agreement import compare_orders
 from runner.ingest.batches import Ingest, MicroBatch
 from runner.learner import Learner
@@ -144,7 +144,7 @@ def refused(learner: Learner, sums: Tensor, communicator: Communicator, number: 
     if learner.on_nonfinite is OnNonfinite.stop:
         what = f"the loss of rank {', '.join(ranks)}" if ranks else "the gradient"
         raise TrainingError(
-            f"step {number}: {what} is not finite; type a lower optimizer.lr, trainer.clip_norm=1, or "
+            f"step {number}: {what} {NOT_FINITE}; type a lower optimizer.lr, trainer.clip_norm=1, or "
             "trainer.on_nonfinite=skip to leave such steps out"
         )
     return True

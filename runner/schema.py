@@ -53,6 +53,10 @@ class Resume(Enum):
     auto = "auto"  # continue an unfinished run of the same config
 
 
+class Study(Enum):
+    lr_scaling = "lr_scaling"  # rules × batches × seeds: table, plot, exponent, verdicts (report/study.py)
+
+
 class Interval(Enum):
     step = "step"
     epoch = "epoch"
@@ -258,5 +262,6 @@ class Experiment:
     tracking: Tracking
     seed: int = 0
     resume: Resume = Resume.never
+    study: Study | None = None  # what the jobs of a multirun are put together to
     dry_run: bool = False
     verbose: bool = False

@@ -81,6 +81,12 @@ def test_params_of_any_number_length_and_key_arrive(record, monkeypatch):
     assert (stored["a_b_c_d"], stored["λ/plan"]) == ("1", "κ")
 
 
+def test_results_of_a_run_as_a_whole_arrive(record):
+    record.log_metrics({"study/exponent": 0.5, "study/exponent_low": -0.25})
+    assert read(record).data.metrics == {"study/exponent": 0.5, "study/exponent_low": -0.25}
+    record.log_metrics({})
+
+
 def test_tags_texts_files_and_folders_arrive(record, tmp_path):
     record.set_tags({"runner.kind": "multirun", "mlflow.source.git.commit": "abc"})
     record.log_text("epochs: 3\n", "config.yaml")

@@ -61,6 +61,9 @@ class RunRecord(Protocol):
 
     def log_params(self, params: dict[str, Any]) -> None: ...
 
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        """Results of the run as a whole, at step 0."""
+
     def log_text(self, text: str, name: str) -> None: ...
 
     def log_artifact(self, path: Path) -> None: ...
@@ -79,6 +82,9 @@ class NullRecord:
     uri: str | None = None
 
     def log_params(self, params: dict[str, Any]) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, float]) -> None:
         pass
 
     def log_text(self, text: str, name: str) -> None:

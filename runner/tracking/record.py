@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,13 @@ class MlflowRecord:
         entries = [Param(clean(key), str(value)[:MAX_PARAM_LENGTH]) for key, value in params.items()]
         for start in range(0, len(entries), MAX_PARAMS):
             self._client.log_batch(self._id, params=entries[start : start + MAX_PARAMS])
+
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = round(time.time() * 1000)
+        entries = [Metric(clean(key), value, now, 0) for key, value in metrics.items()]
+        self._client.log_batch(self._id, metrics=entries)
 
     def log_text(self, text: str, name: str) -> None:
         self._client.log_text(self._id, text, name)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from runner import learner, lightning, schema
 from runner.communicator import Communicator, SingleProcess
 from runner.errors import ConfigError, TrainingError, refuse
+from runner.ledger import plan_learning_rate, rule_name
 from runner.plan import DataFacts
 from runner.prepare import Prepared, Request, prepare
 from runner.report.console import Screen
@@ -138,6 +139,13 @@ def difference(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> 
 
 def check(experiment: Experiment) -> None:
     """Raises ConfigError for settings that round, or have no equal elsewhere."""
+    if plan_learning_rate(experiment).is_adaptive:
+        raise refuse(
+            "lr_scaling",
+            rule_name(experiment),
+            "its LR depends on how the batch is split",
+            "lr_scaling=linear",
+        )
     precision, compression = experiment.trainer.precision, experiment.horovod.compression
     if precision in (Precision.bf16, Precision.fp16):
         raise refuse(
