@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from runner.executors.warden import orphans
@@ -46,6 +47,8 @@ def test_a_raylet_and_its_children_are_left_alone_until_it_is_dead(programs):
         f"--agent={AGENT}",
     )
     agent = int(raylet.stdout.readline())
+    while [child.name() for child in psutil.Process(agent).children()] != ["sleep"]:
+        time.sleep(0.01)  # until then it has a child that looks like another agent
     assert set(orphans(session)) == before
     raylet.kill()
     raylet.wait()

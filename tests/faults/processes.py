@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import psutil
+
 TOKEN = "RUNNER_FAULTS"
 Alive = dict[int, str]  # command line by pid
 
@@ -36,6 +38,9 @@ def gone(pids: set[int], seconds: float = 10.0) -> float:
     """Seconds until none of them is alive. Fails after `seconds`."""
     started = time.monotonic()
     while left := {pid for pid in pids if is_alive(pid)}:
-        assert time.monotonic() - started < seconds, f"still there after {seconds} s: {left}"
+        if time.monotonic() - started > seconds:
+            raise AssertionError(
+                f"still there after {seconds} s: {[psutil.Process(pid).cmdline() for pid in left]}"
+            )
         time.sleep(0.05)
     return time.monotonic() - started
