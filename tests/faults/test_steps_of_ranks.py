@@ -13,7 +13,9 @@ def test_203_rows_are_the_same_steps_on_all_ranks(uninterrupted, measure, num_wo
     measured = measure(8, f"203 rows, {num_workers} workers of 16")
     outcome = uninterrupted(num_workers)
     assert outcome.forwards == {rank: [steps] for rank in range(num_workers)}
-    assert {step for _, step in outcome.metrics()} == {steps * epoch // 4 for epoch in range(1, 5)}
+    assert {step for key, step in outcome.metrics() if key != "lr"} == {
+        steps * epoch // 4 for epoch in range(1, 5)
+    }
     measured.holds(f"{steps} steps on each")
 
 
