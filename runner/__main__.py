@@ -10,7 +10,6 @@ import gc
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from runner import config
+from runner import config, interrupts
 from runner.errors import ConfigError, RunnerError, nearest
 from runner.executors import ray_cluster
 from runner.identity import fingerprint
@@ -35,16 +34,12 @@ from runner.verbs.train import train
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
 VERBS = ("train", "resume", "prove")
-ENDING_SECONDS = 5.0
-_terminations: list[int] = []
-_interrupted_at: float | None = None
 
 
 def main() -> None:
     """Run the command line and exit with 0, 1 (failed), 2 (refused), 130 or 143 (interrupted)."""
     full_trace = bool(os.environ.get("HYDRA_FULL_ERROR")) or "verbose=true" in sys.argv
-    signal.signal(signal.SIGTERM, _terminate)
-    signal.signal(signal.SIGINT, _terminate)
+    interrupts.install()
     try:
         code = run(sys.argv[1:])
     except RunnerError as error:
@@ -90,6 +85,7 @@ def run(arguments: list[str]) -> int:
         overrides = [argument for argument in arguments if not argument.startswith("-")]
         raise reword(error, overrides, _compose) from error
     except KeyboardInterrupt:
+        interrupts.ending()
         jobs.finish("KILLED")
         raise
     return jobs.finish()
@@ -199,29 +195,14 @@ def _compose(overrides: list[str]) -> DictConfig:
         return hydra.compose("config", overrides=overrides)
 
 
-def _terminate(number: int, frame: Any) -> None:
-    """SIGTERM goes the way of Ctrl-C; Ray re-raises it without its message, so the signal is kept aside.
-
-    Another one within seconds, while the run is being ended, would keep it from getting its status.
-    """
-    global _interrupted_at
-    now, before = time.monotonic(), _interrupted_at
-    if before is not None and now - before < ENDING_SECONDS:
-        return
-    _interrupted_at = now
-    if number == signal.SIGTERM:
-        _terminations.append(number)
-    raise KeyboardInterrupt
-
-
 def _interrupted() -> int:
     """End within seconds, though Ray may have got the signal too and answer nothing any more."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    error_line("terminated by SIGTERM" if _terminations else "interrupted by Ctrl-C")
+    error_line("terminated by SIGTERM" if interrupts.is_termination() else "interrupted by Ctrl-C")
     ray_cluster.stop()
     sys.stdout.flush()
-    os._exit(143 if _terminations else 130)
+    os._exit(143 if interrupts.is_termination() else 130)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from runner import run_folder
+from runner import interrupts, run_folder
 from runner.errors import TrainingError
 from runner.prepare import Request
 from runner.run_folder import Result
@@ -72,6 +72,7 @@ def started(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[by
         yield process
     finally:
         if process.poll() is None:
+            interrupts.ending()
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(15)

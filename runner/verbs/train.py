@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from runner import interrupts
 from runner.executors import ray_cluster
 from runner.prepare import Prepared, Request, prepare
 from runner.rank_log import Follower, log_path
@@ -67,8 +68,11 @@ def start(request: Request, prepared: Prepared, clock: Clock) -> RunRecord:
                 )
             record = opening.result()
         except BaseException as error:
+            status = "FAILED"
+            if isinstance(error, KeyboardInterrupt):
+                interrupts.ending()
+                status = "KILLED"
             background.shutdown(wait=False, cancel_futures=True)
-            status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
             bounded(lambda: opening.result().finish(status), CREATING_SECONDS)
             raise
         background.shutdown()
@@ -153,6 +157,7 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         horovod_trainer.run(job, memory, received, restarted)
         result["status"] = "FINISHED"
     except KeyboardInterrupt as stop:
+        interrupts.ending()
         result |= {"status": "KILLED", "error": str(stop) or "interrupted by Ctrl-C"}
         raise
     except Exception as error:
