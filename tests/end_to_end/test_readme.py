@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from runner import __main__ as door
 from tests.conftest import environment
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -24,7 +26,9 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 TRAINED_ELSEWHERE = "python -m runner model=mlp scaling.num_workers=4"  # test_main_job.py runs just this
-TRAINING = [line for line in COMMANDS if line.startswith("python -m runner ") and line != TRAINED_ELSEWHERE]
+RUNNER = [line for line in COMMANDS if line.startswith("python -m runner ") and line != TRAINED_ELSEWHERE]
+OTHER = [line for line in RUNNER if re.search(" --cfg| --help| prove ", line)]
+TRAINING = [line for line in RUNNER if line not in OTHER]
 Ran = tuple[Path, subprocess.CompletedProcess[str]]  # where, and how it ended
 
 
@@ -43,7 +47,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_all_commands_are_covered() -> None:
-    rest = [line for line in COMMANDS if line not in (*TRAINING, TRAINED_ELSEWHERE)]
+    rest = [line for line in COMMANDS if line not in (*RUNNER, TRAINED_ELSEWHERE)]
     assert rest == [
         "make run",
         "make test",
@@ -53,36 +57,45 @@ def test_all_commands_are_covered() -> None:
     ]
 
 
+def results(folder: Path) -> list[str]:
+    """The status of every run below a working directory."""
+    paths = (folder / "outputs").rglob("[0-9]*/result.json")
+    return [json.loads(path.read_text())["status"] for path in paths]
+
+
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ran]]]:
-    """All of them, two at a time: a command spends most of its time in the start of processes."""
+def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Ran]]]:
+    """One after the other, beside the trainings in this process: they all spend much of their time waiting."""
 
     def run(line: str) -> Ran:
-        folder = tmp_path_factory.mktemp("readme")
-        (folder / "data").mkdir()
-        table = pd.DataFrame({"age": range(100), "city": ["Ulm", "Łódź"] * 50, "label": [0, 0, 1, 1] * 25})
-        table.to_parquet(folder / "data" / "part-0.parquet")
+        folder = tmp_path_factory.mktemp("other")
         return folder, shell(line, folder)
 
-    with ThreadPoolExecutor(2) as pool:
-        yield {line: pool.submit(run, line) for line in TRAINING}
+    with ThreadPoolExecutor(1) as pool:
+        yield {line: pool.submit(run, line) for line in OTHER}
         pool.shutdown(cancel_futures=True)
 
 
+@pytest.mark.usefixtures("_warm_ray", "others")
 @pytest.mark.parametrize("line", TRAINING)
-def test_the_command_succeeds(line: str, commands: dict[str, Future[Ran]]) -> None:
-    folder, done = commands[line].result()
+def test_the_training_succeeds(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, where one Ray serves all of them."""
+    (tmp_path / "data").mkdir()
+    table = pd.DataFrame({"age": range(100), "city": ["Ulm", "Łódź"] * 50, "label": [0, 0, 1, 1] * 25})
+    table.to_parquet(tmp_path / "data" / "part-0.parquet")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["runner"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert door.run(shlex.split(line)[3:]) == 0
+    jobs = 2 ** line.count(",") if "--multirun" in line else 0 if "dry_run" in line else 1
+    assert results(tmp_path) == ["FINISHED"] * jobs
+
+
+@pytest.mark.parametrize("line", OTHER)
+def test_the_command_succeeds(line: str, others: dict[str, Future[Ran]]) -> None:
+    folder, done = others[line].result()
     assert done.returncode == 0, done.stdout + done.stderr
-    results = [json.loads(path.read_text()) for path in (folder / "outputs").rglob("[0-9]*/result.json")]
-    assert {result["status"] for result in results} <= {"FINISHED"}
-    jobs = (
-        0
-        if re.search("dry_run|--cfg|--help|prove", line)
-        else 2 ** line.count(",")
-        if "--multirun" in line
-        else 1
-    )
-    assert len(results) == jobs
+    assert set(results(folder)) <= {"FINISHED"}  # of the trainings of a proof
 
 
 @pytest.mark.parametrize("target", ["run", "test"])
