@@ -200,7 +200,7 @@ def _interrupted() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     error_line("terminated by SIGTERM" if interrupts.is_termination() else "interrupted by Ctrl-C")
-    ray_cluster.stop()
+    ray_cluster.abandon()
     sys.stdout.flush()
     os._exit(143 if interrupts.is_termination() else 130)
 

@@ -119,9 +119,25 @@ def stop(seconds: float = 3.0) -> None:
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     leaving.join(seconds)
-    for process in psutil.Process().children(recursive=True):
+    _kill_children()
+
+
+def abandon() -> None:
+    """After a signal, which Ray's processes may have got too: a local Ray is killed (one whose GCS is gone would keep this
+    process for a minute), a cluster is left in bounded time."""
+    if not _kill_children():
+        stop()
+
+
+def _kill_children() -> bool:
+    """Whether there were any."""
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    for process in children:
         with contextlib.suppress(psutil.Error):
             process.kill()
+    return bool(children)
 
 
 def runtime_env(import_roots: tuple[str, ...]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import time
 
@@ -73,6 +74,24 @@ def test_a_signal_ends_the_driver_in_any_phase(tmp_path, command, measure, numbe
         assert len(runs) == 1
         assert outcome.result["status"] == "KILLED"
         measured.holds("KILLED")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_may_hit_ray_too(tmp_path, command, measure, number):
+    """As from a terminal's Ctrl-C, `timeout` or a scheduler: all of a process group gets it."""
+    measured = measure(13, f"{signal.Signals(number).name} of the process group, training")
+    run_dir = tmp_path / "outputs" / "runs" / "faults" / "run"
+    driver = command(tmp_path, run_dir, f"hydra.run.dir={run_dir}", "model.kind=slow", "model.seconds=0.2")
+    driver.until(moment_of("training", driver))
+    family = set(driver.family())
+    moment = time.time()
+    os.killpg(driver.process.pid, number)
+    outcome = driver.wait(90)
+    measured.seconds("end of the command", outcome.ended - moment, 10)
+    measured.seconds("all gone", gone(family), 10)
+    assert outcome.code == CODES[number], outcome.text
+    assert [run.info.status for run in runs_of(tmp_path)] == ["KILLED"]
 
 
 @pytest.mark.faults
