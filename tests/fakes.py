@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -140,6 +140,11 @@ def on_ranks(size: int, function: Any) -> list[Any]:
             barrier.abort()
             raise
 
+    return results_of(size, call)
+
+
+def results_of(size: int, call: Callable[[int], Any]) -> list[Any]:
+    """call(rank) on a thread each, in rank order; raises the first error that is not the consequence of another's."""
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(call, rank) for rank in range(size)]
     errors = [found for found in (future.exception() for future in futures) if found]

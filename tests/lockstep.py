@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
-from tests.fakes import Rank
+from tests.fakes import Rank, results_of
 
 SECONDS = 30.0  # a rank that waits so long for its turn has been forgotten
 
@@ -84,10 +83,4 @@ def in_lockstep(size: int, function: Any) -> list[Any]:
             raise
         return found
 
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(call, rank) for rank in range(size)]
-    errors = [found for found in (future.exception() for future in futures) if found]
-    causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-    if errors:
-        raise (causes or errors)[0]
-    return [future.result() for future in futures]
+    return results_of(size, call)
