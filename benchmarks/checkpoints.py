@@ -1,19 +1,23 @@
-"""Samples a second with a checkpoint every 50 steps ÷ without any, of trainings longer than a minute, interleaved.
+"""Samples a second with a checkpoint every 50 steps ÷ without any, of trainings longer than a minute.
 
     python benchmarks/checkpoints.py [pairs] [steps]
 
 Two workers train the convolutional network on digits, with MLflow; the time is that of the training alone, from the
-first step to the last, in which all checkpoints are copied, written and uploaded. Prints every pair and the median of
-their ratios.
+first step to the last, in which all checkpoints are copied, written and uploaded. The two of a pair run at the same
+time, each on two cores of its own, where there are four: a machine's speed may change by a fifth from one minute to the
+next. They take turns on the halves, or in going first where there are fewer cores. Prints every pair and the median
+of their ratios.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 BATCH = 2 * 64
@@ -31,12 +35,21 @@ KINDS = {
 }
 
 
-def samples_a_second(name: str, number: int, steps: int, folder: Path) -> float:
+def samples_a_second(name: str, number: int, steps: int, folder: Path, cores: set[int]) -> float:
     run_dir = folder / f"{number}-{name.replace(' ', '-')}"
     command = [sys.executable, "-m", "runner", *TRAINING, *KINDS[name]]
     command += [f"trainer.max_steps={steps}", f"hydra.run.dir={run_dir}"]
-    with (folder / "output.txt").open("a") as output:
-        subprocess.run(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, check=True)
+    # A store of its own: what one records must not wait for the other's.
+    command += [f"tracking.uri=sqlite:///{run_dir}.db"]
+    with (folder / f"{name}.txt").open("a") as output:
+        subprocess.run(
+            command,
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
     seconds = json.loads((run_dir / "result.json").read_text())["seconds"]["training"]
     print(f"pair {number}, {name}: {seconds:.1f} s, {steps * BATCH / seconds:,.0f} samples/s", flush=True)
     return steps * BATCH / seconds
@@ -44,11 +57,18 @@ def samples_a_second(name: str, number: int, steps: int, folder: Path) -> float:
 
 def main(pairs: int, steps: int) -> None:
     ratios = []
+    cores = sorted(os.sched_getaffinity(0))
+    halves = [set(cores[:2]), set(cores[2:4])] if len(cores) >= 4 else [set(cores)] * 2
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for number in range(pairs):
             order = list(KINDS) if number % 2 else list(reversed(KINDS))  # neither is always the first
-            found = {name: samples_a_second(name, number, steps, folder) for name in order}
+            with ThreadPoolExecutor(2 if halves[0] != halves[1] else 1) as together:
+                started = [
+                    together.submit(samples_a_second, name, number, steps, folder, half)
+                    for name, half in zip(order, halves, strict=True)
+                ]
+            found = {name: each.result() for name, each in zip(order, started, strict=True)}
             ratios.append(found["every 50 steps"] / found["none"])
             print(f"pair {number}: ratio {ratios[-1]:.3f}", flush=True)
     print(

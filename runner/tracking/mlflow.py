@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from runner.errors import RunnerError
 from runner.tracking import Measured
 
 FIRST_FLUSH_SECONDS = 10.0
+UPLOAD_SECONDS = 10.0  # between two uploads at least: on two cores they take the training's time
 MAX_METRICS = 1000  # a batch, at most (MLflow's limit)
 CHECKPOINTS, MANIFEST = "checkpoints/", "manifest.json"
 _NOT_ALLOWED = re.compile(r"[^\w./ :-]")
@@ -47,6 +49,7 @@ class MlflowTracker:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._error: Exception | None = None
+        self._upload_at = 0.0  # on the monotonic clock
         for measured in history or ():
             self.log_metrics(measured)
         self._thread = threading.Thread(target=self._run, name="mlflow", daemon=True)
@@ -107,7 +110,10 @@ class MlflowTracker:
                 self._read_logged(client)
             while not self._closing.wait(self._flush_seconds):
                 self._flush(client)
+                if time.monotonic() >= self._upload_at:
+                    self._upload(client)
             self._flush(client)
+            self._upload(client)
         except Exception as error:  # noqa: BLE001 (re-raised by close(): a thread has nobody else to tell)
             self._error = error
 
@@ -126,19 +132,23 @@ class MlflowTracker:
                 waiting.append(Metric(key, value, milliseconds, step))
         for start in range(0, len(waiting), MAX_METRICS):
             client.log_batch(self._run_id, metrics=waiting[start : start + MAX_METRICS])
+
+    def _upload(self, client: Any) -> None:
         with self._lock:
             artifacts, self._artifacts = self._artifacts, {}
         for name, path in artifacts.items():
             try:
-                self._upload(client, path, name)
+                self._upload_checkpoint(client, path, name)
             except FileNotFoundError:
                 with (
                     self._lock
                 ):  # pruned before or while it was uploaded: fine as long as a newer one is queued
                     if name not in self._artifacts:
                         raise
+        if artifacts:
+            self._upload_at = time.monotonic() + UPLOAD_SECONDS
 
-    def _upload(self, client: Any, path: Path, name: str) -> None:
+    def _upload_checkpoint(self, client: Any, path: Path, name: str) -> None:
         """The manifest last: until it is there, the old one's sha256 tells that the files are not of one checkpoint."""
         for file in sorted(path.iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
             client.log_artifact(self._run_id, str(file), name)
