@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoint import CheckpointError, committed, delete, read_manifest
+from runner.checkpoint import MANIFEST, CheckpointError, committed, delete, read_manifest
 
 VALUE = "value"  # in the manifest: the monitored value of this step, null where none was measured
 Manifests = Mapping[Path, Mapping[str, Any]]
@@ -20,29 +21,34 @@ def prune(root: Path, keep: int, keep_best: int, maximise: bool, newest: Path | 
     What comes after `newest`, where that is given, is of a training that was then taken back to an earlier step, and
     goes as well. A checkpoint without a readable manifest counts as none of those that are kept.
     """
-    if newest is not None:
-        there = committed(root)
-        for overtaken in there[there.index(newest) + 1 :]:
-            delete(overtaken)
-    manifests = _readable(root)
+    there = committed(root)
+    overtaken = there[there.index(newest) + 1 :] if newest is not None else []
+    manifests = _readable(there[: len(there) - len(overtaken)])
     kept = {*list(manifests)[-keep:], *_ranked(manifests, maximise)[:keep_best]}
-    for path in committed(root):
+    for path in reversed(there):  # what was overtaken first: it would be taken for the newest
         if path not in kept:
             delete(path)
 
 
 def best(root: Path, maximise: bool) -> Path | None:
     """The checkpoint with the best monitored value of those that are there; of equal ones the earliest."""
-    return next(iter(_ranked(_readable(root), maximise)), None)
+    return next(iter(_ranked(_readable(committed(root)), maximise)), None)
 
 
-def _readable(root: Path) -> Manifests:
-    """Checkpoints and their manifests, oldest first, without those whose manifest is gone or damaged."""
+def _readable(checkpoints: Iterable[Path]) -> Manifests:
+    """Their manifests, without those whose manifest is gone or damaged."""
     manifests: dict[Path, dict[str, Any]] = {}
-    for path in committed(root):
-        with suppress(CheckpointError):
-            manifests[path] = read_manifest(path)
+    for path in checkpoints:
+        with suppress(CheckpointError, FileNotFoundError):
+            file = (path / MANIFEST).stat()
+            manifests[path] = _manifest(path, file.st_ino, file.st_mtime_ns, file.st_size)
     return manifests
+
+
+@lru_cache(maxsize=128)
+def _manifest(path: Path, inode: int, modified: int, size: int) -> dict[str, Any]:
+    """Read once as long as its file is the same: a commit prunes each time, and reading costs the training its GIL."""
+    return read_manifest(path)
 
 
 def _ranked(manifests: Manifests, maximise: bool) -> list[Path]:
