@@ -1,24 +1,34 @@
-"""Samples a second with a checkpoint every 50 steps ÷ without any, of trainings longer than a minute.
+"""Samples a second with a checkpoint every 50 steps ÷ without any, in the blocks of one training of minutes.
 
-    python benchmarks/checkpoints.py [pairs] [steps]
+    python benchmarks/checkpoints.py [blocks] [steps of a block]
 
-Two workers train the convolutional network on digits, with MLflow; the time is that of the training alone, from the
-first step to the last, in which all checkpoints are copied, written and uploaded. The two of a pair run at the same
-time, each on two cores of its own, where there are four: a machine's speed may change by a fifth from one minute to the
-next. They take turns on the halves, or in going first where there are fewer cores. Prints every pair and the median
-of their ratios.
+Two workers train the convolutional network on digits, with MLflow. Every second block of steps writes checkpoints; all
+that they cost is in it: copies, the ranks' exchange, files, and the uploads meanwhile. Blocks, because the speed of a
+machine may change by a fifth from one minute to the next: each is compared with the mean of its two neighbours.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import runner.worker
+from runner import config
+from runner.__main__ import request_of
+from runner.communicator import Communicator
+from runner.prepare import prepare
+from runner.saving import Due
+from runner.tracking import open_record
+from runner.train_state import TrainState
+from runner.verbs.proof_jobs import groups, job_of, memory_of
+from runner.worker import Job, Memory, train_loop_per_worker
 
 BATCH = 2 * 64
 TRAINING = (
@@ -26,56 +36,61 @@ TRAINING = (
     "scaling.num_workers=2",
     f"trainer.batch_size={BATCH // 2}",
     "trainer.validate_every_steps=500",
+    "checkpoint.every_steps=50",
+    "checkpoint.every_epochs=null",
     "tracking.plots=false",
     "tracking.log_model=false",
 )
-KINDS = {
-    "every 50 steps": ("checkpoint.every_steps=50", "checkpoint.every_epochs=null"),
-    "none": ("checkpoint.enabled=false",),
-}
 
 
-def samples_a_second(name: str, number: int, steps: int, folder: Path, cores: set[int]) -> float:
-    run_dir = folder / f"{number}-{name.replace(' ', '-')}"
-    command = [sys.executable, "-m", "runner", *TRAINING, *KINDS[name]]
-    command += [f"trainer.max_steps={steps}", f"hydra.run.dir={run_dir}"]
-    # A store of its own: what one records must not wait for the other's.
-    command += [f"tracking.uri=sqlite:///{run_dir}.db"]
-    with (folder / f"{name}.txt").open("a") as output:
-        subprocess.run(
-            command,
-            cwd=folder,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        )
-    seconds = json.loads((run_dir / "result.json").read_text())["seconds"]["training"]
-    print(f"pair {number}, {name}: {seconds:.1f} s, {steps * BATCH / seconds:,.0f} samples/s", flush=True)
-    return steps * BATCH / seconds
-
-
-def main(pairs: int, steps: int) -> None:
-    ratios = []
-    cores = sorted(os.sched_getaffinity(0))
-    halves = [set(cores[:2]), set(cores[2:4])] if len(cores) >= 4 else [set(cores)] * 2
+def main(blocks: int, steps: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        for number in range(pairs):
-            order = list(KINDS) if number % 2 else list(reversed(KINDS))  # neither is always the first
-            with ThreadPoolExecutor(2 if halves[0] != halves[1] else 1) as together:
-                started = [
-                    together.submit(samples_a_second, name, number, steps, folder, half)
-                    for name, half in zip(order, halves, strict=True)
-                ]
-            found = {name: each.result() for name, each in zip(order, started, strict=True)}
-            ratios.append(found["every 50 steps"] / found["none"])
-            print(f"pair {number}: ratio {ratios[-1]:.3f}", flush=True)
-    print(
-        f"median of {pairs}: {statistics.median(ratios):.3f}, so {1 - statistics.median(ratios):.1%} are lost"
-    )
+        config.register_schema()
+        request = request_of([*TRAINING, f"trainer.max_steps={blocks * steps}"], ())
+        request = replace(request, run_dir=Path(temporary), outputs=Path(temporary))
+        prepared = prepare(request)
+        record = open_record(prepared.experiment.tracking, request.outputs, "checkpoints")
+        job = replace(job_of(prepared, request.run_dir, ()), run_id=record.run_id, tracking_uri=record.uri)
+        with groups(request)(2) as workers:
+            ends = workers.run(trained(steps), job, memory_of(prepared))[0]
+    seconds = [end - start for start, end in pairwise(ends)]  # of blocks 1, 2, …
+    ratios = []
+    for number in range(1, len(seconds) - 1):
+        beside = (seconds[number - 1] + seconds[number + 1]) / 2
+        writes = number % 2 == 0  # the block after the first end is the second, an even one
+        ratios.append(beside / seconds[number] if writes else seconds[number] / beside)
+    for kind, each in {"every 50 steps": seconds[::2], "none": seconds[1::2]}.items():
+        speed = BATCH * steps / statistics.median(each)
+        print(f"{kind}: {sum(each):.1f} s, {speed:,.0f} samples/s in the median of {len(each)} blocks")
+    ratio = statistics.median(ratios)
+    print(f"ratios of blocks: {', '.join(f'{each:.3f}' for each in ratios)}")
+    print(f"median: {ratio:.3f}, so {1 - ratio:.1%} are lost")
+
+
+def trained(steps: int) -> Any:
+    """A training in which every second block of `steps` writes checkpoints; gives the time at the end of each block."""
+
+    def on_rank(
+        job: Job, memory: Memory, shards: Mapping[str, Any], communicator: Communicator
+    ) -> list[float]:
+        ends: list[float] = []
+
+        class EverySecondBlock(Due):
+            def __call__(self, state: TrainState) -> bool:
+                if state.step % steps == 0:
+                    ends.append(time.monotonic())
+                block = (state.step - 1) // steps
+                return super().__call__(state) and block % 2 == 1
+
+        runner.worker.Due = EverySecondBlock  # type: ignore[misc]
+        train_loop_per_worker(
+            job, memory, shards, lambda: communicator, lambda report: None, communicator.rank
+        )
+        return ends
+
+    return on_rank
 
 
 if __name__ == "__main__":
     numbers = [int(argument) for argument in sys.argv[1:]]
-    main(*(numbers + [3, 6000][len(numbers) :]))
+    main(*(numbers + [13, 1500][len(numbers) :]))
