@@ -27,7 +27,7 @@ from torch import Tensor
 
 from runner.errors import RunnerError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 STATE, WEIGHTS, MANIFEST = "state.pt", "weights.safetensors", "manifest.json"
 SEAL = "sha256"  # of the manifest without this key
 TEMPORARY = "tmp-"

@@ -19,6 +19,7 @@ from runner.schema import Compression, Horovod
 # Horovod's errors of a collective, and how those begin that are about the call itself.
 LOST = ("HorovodInternalError", "HostsUpdatedInterrupt")
 DISAGREE = ("Mismatched", "Requested to")
+SIZE_BYTES = 8  # of a length before the bytes
 
 
 class LostPeerError(TrainingError):
@@ -42,6 +43,9 @@ class Communicator(Protocol):
 
     def allgather(self, tensor: Tensor) -> Tensor:
         """The ranks' tensors stacked in rank order: [size, *tensor.shape]."""
+
+    def allgather_bytes(self, content: bytes) -> list[bytes]:
+        """The ranks' contents in rank order; each may be of another length."""
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's picklable value."""
@@ -71,6 +75,9 @@ class SingleProcess:
 
     def allgather(self, tensor: Tensor) -> Tensor:
         return tensor.unsqueeze(0)
+
+    def allgather_bytes(self, content: bytes) -> list[bytes]:
+        return [content]
 
     def broadcast(self, value: Any) -> Any:
         return value
@@ -115,6 +122,19 @@ class HorovodCommunicator:
         with self._waits("allgather"):
             gathered: Tensor = self._hvd.allgather(tensor.unsqueeze(0), name=_name(tensor))
         return gathered
+
+    def allgather_bytes(self, content: bytes) -> list[bytes]:
+        # One collective, not two: what each rank gives says how long it is.
+        given = len(content).to_bytes(SIZE_BYTES, "little") + content
+        with self._waits("allgather"):
+            tensor = torch.frombuffer(bytearray(given), dtype=torch.uint8)
+            together: bytes = self._hvd.allgather(tensor, name="bytes").numpy().tobytes()
+        contents = []
+        while together:
+            end = SIZE_BYTES + int.from_bytes(together[:SIZE_BYTES], "little")
+            contents.append(together[SIZE_BYTES:end])
+            together = together[end:]
+        return contents
 
     def broadcast(self, value: Any) -> Any:
         with self._waits("broadcast"):

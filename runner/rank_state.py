@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from runner.communicator import Communicator
 
@@ -38,14 +37,14 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def gather(communicator: Communicator, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every rank's `state` (nested; tensors and plain values) in rank order, on rank 0; [] elsewhere. Collective."""
+def gather(communicator: Communicator, state: dict[str, Any]) -> list[bytes]:
+    """Every rank's `state` (nested; tensors and plain values) in rank order, as `unpacked` takes it. Collective."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    mine = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-    sizes = communicator.allgather(torch.tensor(len(mine))).tolist()
-    gathered = communicator.allgather(functional.pad(mine, (0, max(sizes) - len(mine))))
-    if communicator.rank != 0:
-        return []
-    contents = (row[:size].numpy().tobytes() for row, size in zip(gathered, sizes, strict=True))
-    return [torch.load(io.BytesIO(content), weights_only=True) for content in contents]
+    return communicator.allgather_bytes(buffer.getvalue())
+
+
+def unpacked(gathered: bytes) -> dict[str, Any]:
+    """A rank's state. Never unpickles code."""
+    state: dict[str, Any] = torch.load(io.BytesIO(gathered), weights_only=True)
+    return state

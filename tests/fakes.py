@@ -97,6 +97,9 @@ class Rank:
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._exchange(tensor))
 
+    def allgather_bytes(self, content: bytes) -> list[bytes]:
+        return self._exchange(content)
+
     def broadcast(self, value: Any) -> Any:
         found = self._exchange(value)[0]
         return found if self.rank == 0 else copy.deepcopy(found)  # as between processes, nothing is shared

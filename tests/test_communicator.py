@@ -21,6 +21,7 @@ def test_a_single_process_talks_to_itself():
     assert (alone.rank, alone.size, alone.local_rank) == (0, 1, 0)
     assert torch.equal(alone.allreduce_mean(tensor), tensor)
     assert torch.equal(alone.allgather(tensor), tensor[None])
+    assert alone.allgather_bytes(b"abc") == [b"abc"]
     assert alone.broadcast("value") == "value"
     assert (alone.waiting, alone.waited) == (None, 0.0)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
@@ -56,10 +57,11 @@ def test_the_tests_own_ranks_average_gather_and_broadcast():
         return (
             communicator.allreduce_mean(mine).tolist(),
             communicator.allgather(mine).tolist(),
+            communicator.allgather_bytes(b"x" * communicator.rank),
             communicator.broadcast(communicator.rank),
         )
 
-    assert on_ranks(3, rank) == [([1.0], [[0.0], [1.0], [2.0]], 0)] * 3
+    assert on_ranks(3, rank) == [([1.0], [[0.0], [1.0], [2.0]], [b"", b"x", b"xx"], 0)] * 3
 
 
 # Two ranks of Horovod. Rank 1 is always late, and is killed in the end.
@@ -95,6 +97,7 @@ def step():
 for name, call in {
     "allreduce": lambda: talk.allreduce_mean(torch.ones(2)),
     "allgather": lambda: talk.allgather(torch.ones(2)),
+    "allgather_bytes": lambda: talk.allgather_bytes(b"abc"),
     "broadcast": lambda: talk.broadcast([1, 2]),
     "broadcast_model": lambda: talk.broadcast_model(models[0]),
     "gradients": step,
@@ -114,6 +117,10 @@ def failure(call):
     except Exception as error:
         told = lost_peer(error)
         return [type(error).__name__, type(error.__cause__).__name__, type(told).__name__, str(told)]
+
+for length in (3, 5, 3, 0):  # rank 1's is longer by one each time but the last
+    texts = talk.allgather_bytes(b"ab" * length + b"c" * (talk.rank if length else 0))
+    found.setdefault("bytes", []).append([text.decode() for text in texts])
 
 found["mismatched"] = failure(lambda: talk.allreduce_mean(torch.ones(2 + talk.rank)))
 optimizers[0].zero_grad()
@@ -172,6 +179,7 @@ def found(tmp_path_factory):
     [
         ("allreduce", "allreduce"),
         ("allgather", "allgather"),
+        ("allgather_bytes", "allgather"),
         ("broadcast", "broadcast"),
         ("broadcast_model", "broadcast of the model"),
         ("gradients", "gradients"),
@@ -182,6 +190,15 @@ def test_waiting_for_another_rank_is_measured_and_named(found, collective, name)
     assert 0.4 < waited <= took
     assert waiting_after is None
     assert name in seen
+
+
+def test_bytes_of_another_length_on_each_rank_are_gathered(found):
+    assert found["bytes"] == [
+        ["ababab", "abababc"],
+        ["ababababab", "abababababc"],
+        ["ababab", "abababc"],
+        ["", ""],
+    ]
 
 
 def test_ranks_that_do_not_agree_have_lost_no_peer(found):

@@ -71,11 +71,11 @@ def of(rank):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_rank_0_gets_every_rank_s_state_in_order(size):
+def test_every_rank_gets_every_rank_s_state_in_order(size):
     gathered, *others = on_ranks(size, lambda rank: rank_state.gather(rank, of(rank.rank)))
-    assert others == [[]] * (size - 1)
+    assert others == [gathered] * (size - 1)
     assert len(gathered) == size
-    for rank, state in enumerate(gathered):
+    for rank, state in enumerate(map(rank_state.unpacked, gathered)):
         expected = of(rank)
         assert (state["rank"], state["nested"]["values"]) == (rank, expected["nested"]["values"])
         assert torch.equal(state["sums"], expected["sums"])
