@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from runner import checkpoint, retention
 from runner.snapshot import Snapshot
 
-NICENESS = 10  # the training's own threads go first
+NICENESS = 19  # the training's own threads go first
 
 
 class Writer:
