@@ -1,8 +1,8 @@
 """Samples a second with a checkpoint every 50 steps ÷ without any, in the blocks of one training of minutes.
 
-    python benchmarks/checkpoints.py [blocks] [steps of a block]
+    python benchmarks/checkpoints.py [experiment] [blocks] [steps of a block]
 
-Two workers train the convolutional network on digits, with MLflow. Every second block of steps writes checkpoints; all
+Two workers train a network on digits (experiment=digits_resnet), with MLflow. Every second block of steps writes checkpoints; all
 that they cost is in it: copies, the ranks' exchange, files, and the uploads meanwhile. Blocks, because the speed of a
 machine may change by a fifth from one minute to the next: each is compared with the mean of its two neighbours.
 """
@@ -30,11 +30,8 @@ from runner.train_state import TrainState
 from runner.verbs.proof_jobs import groups, job_of, memory_of
 from runner.worker import Job, Memory, train_loop_per_worker
 
-BATCH = 2 * 64
 TRAINING = (
-    "experiment=digits_cnn",
     "scaling.num_workers=2",
-    f"trainer.batch_size={BATCH // 2}",
     "trainer.validate_every_steps=500",
     "checkpoint.every_steps=50",
     "checkpoint.every_epochs=null",
@@ -43,10 +40,12 @@ TRAINING = (
 )
 
 
-def main(blocks: int, steps: int) -> None:
+def main(experiment: str, blocks: int, steps: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         config.register_schema()
-        request = request_of([*TRAINING, f"trainer.max_steps={blocks * steps}"], ())
+        request = request_of(
+            [f"experiment={experiment}", *TRAINING, f"trainer.max_steps={blocks * steps}"], ()
+        )
         request = replace(request, run_dir=Path(temporary), outputs=Path(temporary))
         prepared = prepare(request)
         record = open_record(prepared.experiment.tracking, request.outputs, "checkpoints")
@@ -60,7 +59,7 @@ def main(blocks: int, steps: int) -> None:
         writes = number % 2 == 0  # the block after the first end is the second, an even one
         ratios.append(beside / seconds[number] if writes else seconds[number] / beside)
     for kind, each in {"every 50 steps": seconds[::2], "none": seconds[1::2]}.items():
-        speed = BATCH * steps / statistics.median(each)
+        speed = prepared.plan.global_batch_size * steps / statistics.median(each)
         print(f"{kind}: {sum(each):.1f} s, {speed:,.0f} samples/s in the median of {len(each)} blocks")
     ratio = statistics.median(ratios)
     print(f"ratios of blocks: {', '.join(f'{each:.3f}' for each in ratios)}")
@@ -92,5 +91,6 @@ def trained(steps: int) -> Any:
 
 
 if __name__ == "__main__":
-    numbers = [int(argument) for argument in sys.argv[1:]]
-    main(*(numbers + [13, 1500][len(numbers) :]))
+    given = sys.argv[1:]
+    experiment, blocks, steps = given + ["digits_resnet", "13", "500"][len(given) :]
+    main(experiment, int(blocks), int(steps))
