@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.errors import ConfigError, refuse
 from runner.plan import START, DataFacts, Plan, Position
+from runner.resources import workers_in_words
 from runner.schema import Experiment, Ingest
 
 Manifest = dict[str, Any]
@@ -71,6 +72,6 @@ def check(
     batch = manifest["global_batch_size"]
     kind = "scale-invariant steps" if plan.learning_rate.is_adaptive else "steps"
     return (
-        f"from step {step} on {plan.num_workers} workers instead of {workers}: global batch {plan.global_batch_size} "
+        f"from step {step} on {workers_in_words(plan.num_workers)} instead of {workers}: global batch {plan.global_batch_size} "
         f"instead of {batch}, {plan.total_steps} {kind} in all; {plan.learning_rate.line()}"
     )

@@ -41,7 +41,7 @@ class LearningRate:
 
     def line(self) -> str:
         line = f"lr {self.base:g} (base, batch {self.base_batch_size}) × "
-        if self.is_adaptive:
+        if self.is_adaptive and self.kappa > 1:
             line += f"1 to {self.kappa:g} ({self.rule}: gain measured each step)"
             line += f" = {self.scaled:g} to {self.scaled * self.kappa:g}"
         else:

@@ -12,7 +12,7 @@ from typing import Any
 from runner.errors import refuse
 from runner.ledger import LearningRate, plan_learning_rate, takes_rule_warm_up
 from runner.ranges import check_rule_warm_up
-from runner.resources import ResourcePlan
+from runner.resources import ResourcePlan, workers_in_words
 from runner.schema import Experiment, Mode, Scheduler
 
 MAX_EVAL_BATCH = 1024  # rows; evaluation needs no gradients, so its batches may be larger
@@ -165,7 +165,7 @@ class Plan:
         return {"T_max": length, "total_iters": length, "total_steps": length}
 
     def lines(self) -> list[str]:
-        batch = f"{self.num_workers} workers × {self.batch_size} rows"
+        batch = f"{workers_in_words(self.num_workers)} × {self.batch_size} rows"
         if self.accumulation_steps > 1:
             batch += f" × {self.accumulation_steps} accumulated"
         rows = f"{self.train_rows} training rows, {self.val_rows} validation rows"
@@ -186,9 +186,8 @@ class Plan:
         if not self.learning_rate.is_adaptive:
             return f"{self.total_steps} = {epochs}"
         fewest, most = math.ceil(self.total_steps / self.learning_rate.kappa), self.total_steps
-        return (
-            f"between {fewest} and {most}: {most} scale-invariant steps = {epochs} of batch {self.batch_size}"
-        )
+        steps = f"between {fewest} and {most}" if fewest < most else str(most)
+        return f"{steps}: {most} scale-invariant steps = {epochs} of batch {self.batch_size}"
 
     def flat(self) -> dict[str, Any]:
         """One level of numbers and strings for a tracker."""

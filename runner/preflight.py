@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from runner.errors import PreflightError
-from runner.resources import MIN_CPU_SHARE, Machine, ResourcePlan
+from runner.resources import MIN_CPU_SHARE, Machine, ResourcePlan, workers_in_words
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "max 100000" or "200000 100000"
 
@@ -62,6 +62,6 @@ def _check(kind: str, workers: int, each: float, available: float, has: str, oth
         " or ".join(options) or f"scaling.num_workers={int(available)} scaling.resources_per_worker.{kind}=1"
     )
     raise PreflightError(
-        f"scaling.num_workers={workers}: {workers} workers × {each:g} {kind} need {needed:g} {kind}s, "
+        f"scaling.num_workers={workers}: {workers_in_words(workers)} × {each:g} {kind} need {needed:g} {kind}s, "
         f"{has}; type {instead}"
     )

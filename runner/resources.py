@@ -43,7 +43,12 @@ class ResourcePlan:
     def line(self) -> str:
         gpus = f" + {self.gpus_per_worker:g} GPU" if self.use_gpu else ""
         reserved = f", {self.reserved_cpus:g} CPU free for Ray Data" if self.reserved_cpus else ""
-        return f"{self.num_workers} workers × {self.cpus_per_worker:g} CPU{gpus}{reserved}"
+        return f"{workers_in_words(self.num_workers)} × {self.cpus_per_worker:g} CPU{gpus}{reserved}"
+
+
+def workers_in_words(number: int) -> str:
+    """So many, in words."""
+    return f"{number} worker{'' if number == 1 else 's'}"
 
 
 def plan_resources(experiment: Experiment, machine: Machine) -> ResourcePlan:

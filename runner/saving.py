@@ -160,7 +160,7 @@ def resume(
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{root / name}: is of another model or optimizer ({reason})") from error
-    ranks = saved["ranks"]
+    ranks = [rank_state.unpacked(each) for each in saved["ranks"]]
     if len(ranks) == communicator.size:
         mine = ranks[communicator.rank]
         _restore(training.stretch, mine["stretch"], communicator)

@@ -131,7 +131,7 @@ def test_another_number_of_workers_is_told_with_its_batch_steps_and_lr():
         )
     )
     assert checked(manifest_of(), workers=1).startswith(
-        "from step 20 on 1 workers instead of 2: global batch 5 instead of 10, 80 steps in all; "
+        "from step 20 on 1 worker instead of 2: global batch 5 instead of 10, 80 steps in all; "
     )
 
 

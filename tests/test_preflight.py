@@ -58,7 +58,7 @@ REFUSED = [
         {"scaling.num_workers": 1, CPU: 4.0},
         LAPTOP,
         (
-            "scaling.num_workers=1: 1 workers × 4 CPU need 4 CPUs, this machine has 2; "
+            "scaling.num_workers=1: 1 worker × 4 CPU need 4 CPUs, this machine has 2; "
             "type scaling.resources_per_worker.CPU=2"
         ),
     ),

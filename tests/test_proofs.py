@@ -17,7 +17,7 @@ from runner.verbs import prove_equivalence, prove_evaluation
 from runner.verbs.proof import Proof
 from runner.verbs.proof_jobs import own_arguments, proved
 from runner.verbs.proof_metrics import by_scikit_learn
-from runner.verbs.prove import prove
+from runner.verbs.prove import PROOFS, prove
 from tests.composed import CONF
 from tests.fakes import make_experiment
 
@@ -50,6 +50,15 @@ def test_a_proof_s_own_arguments_are_split_from_the_overrides():
     assert refusal(own_arguments, ["steps=0"], {"steps": 5}) == (
         "steps=0: must be a whole number, 1 or more; type steps=5"
     )
+    assert refusal(own_arguments, ["repeats=1"], {"repeats": 2}, 2) == (
+        "repeats=1: must be a whole number, 2 or more; type repeats=2"
+    )
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_a_dry_run_proves_nothing(name):
+    line = refusal(PROOFS[name], ["dry_run=true"], compose, None)
+    assert line == "dry_run=True: a proof needs trainings; type dry_run=false, or leave it out"
 
 
 def test_a_cluster_is_refused_and_this_machine_is_not(monkeypatch, tmp_path):

@@ -177,6 +177,7 @@ def test_a_checkpoint_pruned_while_it_is_uploaded_is_fine_where_a_newer_one_wait
 ):
     from mlflow import MlflowClient
 
+    monkeypatch.setattr("runner.tracking.mlflow.UPLOAD_SECONDS", 0.0)
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         for file in ("a", "manifest.json"):
@@ -198,16 +199,27 @@ def test_a_checkpoint_pruned_while_it_is_uploaded_is_fine_where_a_newer_one_wait
     assert read(record).data.tags["runner.checkpoint.last"] == "new"
 
 
-def test_a_second_upload_leaves_no_file_of_the_first(record, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("seconds", "uploads"), [(0.0, 3), (60.0, 2)])
+def test_checkpoints_are_uploaded_so_often_and_the_last_one_always(
+    record, tmp_path, monkeypatch, seconds, uploads
+):
+    from mlflow import MlflowClient
+
+    uploaded, upload = [], MlflowClient.log_artifact
     monkeypatch.setattr("runner.tracking.mlflow.FIRST_FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("runner.tracking.mlflow.UPLOAD_SECONDS", seconds)
+    monkeypatch.setattr(
+        MlflowClient, "log_artifact", lambda *arguments: (uploaded.append(arguments), upload(*arguments))
+    )
     tracker = MlflowTracker(record.uri, record.run_id, flush_seconds=0.01)
-    for name in ("old", "new"):
+    for number, name in enumerate(("old", "newer", "newest"), start=1):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state").write_text(name)
         tracker.log_artifact(tmp_path / name, "checkpoints/last")
-        wait_until(lambda: not tracker._artifacts)
+        wait_until(lambda enough=min(number, uploads - 1): len(uploaded) >= enough)
     tracker.close()
-    assert content(record, "checkpoints/last/state") == "new"
+    assert len(uploaded) == uploads
+    assert content(record, "checkpoints/last/state") == "newest"
 
 
 def wait_until(condition):

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from runner import interrupts, run_folder
-from runner.errors import TrainingError
+from runner.errors import TrainingError, refuse
 from runner.prepare import Request
 from runner.run_folder import Result
 
@@ -55,6 +55,13 @@ class Proof:
 def proof_folder(name: str) -> Path:
     """outputs/proofs/<day>/<time>-<name>, in the current directory."""
     return Path.cwd() / "outputs" / "proofs" / f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{name}"  # noqa: DTZ005
+
+
+def trains(request: Request) -> Request:
+    """`request`, which is to be trained. Raises ConfigError for a dry run: without a training nothing is proved."""
+    if request.experiment.dry_run:
+        raise refuse("dry_run", True, "a proof needs trainings", "dry_run=false, or leave it out")
+    return request
 
 
 @contextmanager

@@ -18,30 +18,32 @@ from runner.prepare import Prepared, Request
 from runner.resources import plan_resources
 from runner.schema import Experiment, Precision
 from runner.tracking import store_uri
-from runner.verbs.proof import Compose, proof_folder
+from runner.verbs.proof import Compose, proof_folder, trains
 from runner.verbs.train import attachments
 from runner.worker import Job, Memory
 
 Open = Callable[[int], AbstractContextManager[LiveWorkers]]  # so many workers, for the length of a block
 
 
-def own_arguments(arguments: Sequence[str], defaults: Mapping[str, int]) -> tuple[dict[str, int], list[str]]:
-    """The proof's own arguments (`steps=5`), whole numbers of 1 or more, and the overrides. Raises ConfigError."""
+def own_arguments(
+    arguments: Sequence[str], defaults: Mapping[str, int], least: int = 1
+) -> tuple[dict[str, int], list[str]]:
+    """The proof's own arguments (`steps=5`), whole numbers of `least` or more, and the overrides. Raises ConfigError."""
     own, overrides = dict(defaults), []
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key not in defaults:
             overrides.append(argument)
-        elif value.isdecimal() and int(value) > 0:
+        elif value.isdecimal() and int(value) >= least:
             own[key] = int(value)
         else:
-            raise refuse(key, value, "must be a whole number, 1 or more", f"{key}={defaults[key]}")
+            raise refuse(key, value, f"must be a whole number, {least} or more", f"{key}={defaults[key]}")
     return own, overrides
 
 
 def proved(name: str, compose: Compose, overrides: Sequence[str]) -> Request:
     """The composed experiment, in the proof's folder. Raises ConfigError for one that is to run on a cluster."""
-    request = replace(compose(overrides), run_dir=proof_folder(name))
+    request = replace(trains(compose(overrides)), run_dir=proof_folder(name))
     address = ray_cluster.cluster_address(request.experiment.scaling.address)
     if address is not None:
         raise refuse(

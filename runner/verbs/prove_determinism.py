@@ -31,8 +31,8 @@ COLUMNS = ("workers", "repeat", "steps", "weights sha256", "metrics", "verdict")
 
 def prove(arguments: Sequence[str], compose: Compose, screen: Screen, opened: Open | None = None) -> Proof:
     """`repeats=3` trains three times on each number of workers; the batch of a worker is the experiment's."""
-    own, overrides = own_arguments(arguments, {"repeats": REPEATS})
-    repeats = max(2, own["repeats"])
+    own, overrides = own_arguments(arguments, {"repeats": REPEATS}, least=2)
+    repeats = own["repeats"]
     request = proved("determinism", compose, overrides)
     experiment = settled(request.experiment, patience=request.experiment.trainer.patience)
     experiment = replace(experiment, scaling=replace(experiment.scaling, num_workers=1))

@@ -10,13 +10,14 @@ from typing import Any
 from runner import checkpoint
 from runner.report.console import Screen
 from runner.run_folder import Result, RunFile
-from runner.verbs.proof import TIMED, Compose, Proof, ended, kill_at, proof_folder, started, trained
+from runner.verbs.proof import TIMED, Compose, Proof, ended, kill_at, proof_folder, started, trained, trains
 
 COLUMNS = ("training", "killed at", "steps", "restarts", "weights sha256", "metrics", "verdict")
 
 
 def prove(overrides: Sequence[str], compose: Compose, screen: Screen) -> Proof:
-    """Three trainings of the experiment, each in processes of its own."""
+    """Three trainings of the experiment, each in processes of its own. Raises ConfigError."""
+    trains(compose(overrides))
     folder = proof_folder("resume")
     screen.line(f"prove resume: three trainings, in {folder}")
     whole = folder / "uninterrupted"
