@@ -213,10 +213,11 @@ def test_checkpoints_are_uploaded_so_often_and_the_last_one_always(
     )
     tracker = MlflowTracker(record.uri, record.run_id, flush_seconds=0.01)
     for number, name in enumerate(("old", "newer", "newest"), start=1):
+        enough = min(number, uploads - 1)
         (tmp_path / name).mkdir()
         (tmp_path / name / "state").write_text(name)
         tracker.log_artifact(tmp_path / name, "checkpoints/last")
-        wait_until(lambda enough=min(number, uploads - 1): len(uploaded) >= enough)
+        wait_until(lambda enough=enough: len(uploaded) >= enough)
     tracker.close()
     assert len(uploaded) == uploads
     assert content(record, "checkpoints/last/state") == "newest"
