@@ -12,7 +12,7 @@ from runner import config, provenance
 from runner.errors import RunnerError
 from runner.plan import Plan
 from runner.prepare import Request
-from runner.report.console import error_line
+from runner.report.console import error_line, relative
 from runner.run_folder import RESULT, RunFile, locked, lost, now, read_result, write_result
 from runner.tracking import RunRecord, open_record, reopen_record
 from runner.tracking.earlier import lost_run
@@ -21,8 +21,8 @@ INTERRUPTED_SECONDS = 3.0
 DRIVER_LOST = "driver lost: its process was killed"
 
 
-def open_run(request: Request, plan: Plan) -> RunRecord:
-    """Create the MLflow run and write down everything that is known before it starts."""
+def open_run(request: Request, plan: Plan, say: Callable[[str], None]) -> RunRecord:
+    """Create the MLflow run and write down everything that is known before it starts; `say` gets a line a lost run."""
     tracking, earlier = request.experiment.tracking, request.resumes
     if earlier is not None:
         record = reopen_record(tracking, request.outputs, earlier.run_id)
@@ -33,7 +33,7 @@ def open_run(request: Request, plan: Plan) -> RunRecord:
     try:
         run_file(record, request).write(request.run_dir)
         describe_run(record, request, plan)
-        end_lost_runs(request.outputs)
+        end_lost_runs(request.outputs, say)
     except BaseException:
         record.finish("FAILED")
         raise
@@ -54,13 +54,14 @@ def run_file(record: RunRecord, request: Request) -> RunFile:
     )
 
 
-def end_lost_runs(outputs: Path) -> None:
+def end_lost_runs(outputs: Path, say: Callable[[str], None]) -> None:
     """Runs whose driver was killed say RUNNING until the next start: this one."""
     for run_dir in lost(outputs):
         # Not this run's concern: where it cannot be done, the next start tries again.
         with suppress(RunnerError), locked(run_dir, seconds=0):
             if read_result(run_dir) is None:  # nobody took it up in between
                 end_lost_run(run_dir)
+                say(f"{relative(run_dir)}: {DRIVER_LOST}, FAILED now; {how_to_go_on(None, run_dir)}")
 
 
 def end_lost_run(run_dir: Path) -> None:
@@ -72,6 +73,11 @@ def end_lost_run(run_dir: Path) -> None:
         if problem:
             raise RunnerError(problem)
     write_result(run_dir, {"run_id": run_id, "status": "FAILED", "error": DRIVER_LOST})
+
+
+def how_to_go_on(run_id: str | None, run_dir: Path) -> str:
+    which = f"run_id={run_id}" if run_id else f"run_dir={relative(run_dir)}"
+    return f"go on with: python -m runner resume {which}"
 
 
 def describe_run(record: RunRecord, request: Request, plan: Plan) -> None:

@@ -175,7 +175,11 @@ def check_model(model: nn.Module, experiment: Experiment) -> None:
         ):
             raise ConfigError(
                 f"{where}, whose statistics are those of one worker's rows: weights differ from split to split; "
-                "use a norm without batch statistics (GroupNorm, LayerNorm)"
+                + (
+                    "type model.norm=group"
+                    if "norm" in target
+                    else "give it a GroupNorm or LayerNorm instead"
+                )
             )
         if drops(module):
             instead = "; type model.dropout=0" if "dropout" in target else ""

@@ -18,13 +18,14 @@ from runner.checkpoint import CheckpointError
 from runner.errors import ConfigError
 from runner.identity import check_changes, fingerprint
 from runner.prepare import Request
+from runner.recording import how_to_go_on
 from runner.report.console import Screen, relative
 from runner.run_folder import Result, RunFile
 from runner.schema import Experiment, Resume, Tracking
 from runner.tracking import store_uri
 from runner.tracking.artifacts import fetch_checkpoints
 from runner.tracking.earlier import stored_run
-from runner.verbs.train import how_to_go_on, train
+from runner.verbs.train import train
 
 USAGE = "python -m runner resume run_id=<MLflow run> (or run_dir=<folder of the run>) [key=value …]"
 

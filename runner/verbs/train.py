@@ -16,8 +16,8 @@ from runner import interrupts
 from runner.executors import ray_cluster
 from runner.prepare import Prepared, Request, prepare
 from runner.rank_log import Follower, log_path
-from runner.recording import bounded, close_record, open_run
-from runner.report.console import Screen, relative
+from runner.recording import bounded, close_record, how_to_go_on, open_run
+from runner.report.console import Screen
 from runner.run_folder import Result, locked, take, write_result
 from runner.tracking import RunRecord
 
@@ -48,18 +48,18 @@ def train(request: Request, screen: Screen) -> Result:
     with (locked if request.resumes is None else take)(request.run_dir):
         with clock.phase("check"):
             prepared = prepare(request)
-        record = start(request, prepared, clock)
+        record = start(request, prepared, screen, clock)
         return launch(request, prepared, record, screen, clock)
 
 
-def start(request: Request, prepared: Prepared, clock: Clock) -> RunRecord:
+def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) -> RunRecord:
     """Ray and the MLflow run, side by side."""
     from runner.executors import horovod_trainer
 
     with clock.phase("start"):
         # Seconds each: creating the store the first time, importing Ray Train, starting Ray. Side by side.
         background = ThreadPoolExecutor(2)
-        opening = background.submit(open_run, request, prepared.plan)
+        opening = background.submit(open_run, request, prepared.plan, screen.line)
         background.submit(horovod_trainer.preload)
         try:
             if prepared.address is None:
@@ -177,11 +177,6 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
     best = retention.best(run_dir / "checkpoints", plan.goal.maximise)
     screen.finished(result, record.uri, best)
     return result
-
-
-def how_to_go_on(run_id: str | None, run_dir: Path) -> str:
-    which = f"run_id={run_id}" if run_id else f"run_dir={relative(run_dir)}"
-    return f"go on with: python -m runner resume {which}"
 
 
 def draw(run_dir: Path, history: list[dict[str, float]], examined: dict[str, Any], screen: Screen) -> None:

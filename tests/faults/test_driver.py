@@ -21,6 +21,7 @@ def test_a_killed_driver_s_run_is_found_lost_and_goes_on(home, here, command, un
 
     other = here("after-the-driver", "trainer.max_steps=1")
     assert other.code == 0
+    assert "faults/driver: driver lost: its process was killed, FAILED now; go on with: " in other.text
     assert outcome.status == "FAILED"
     assert outcome.result["error"] == "driver lost: its process was killed"
 
