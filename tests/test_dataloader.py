@@ -149,6 +149,9 @@ def test_processes_of_the_loader_give_the_same_stay_and_end():
     assert [rows.tolist() for columns in there.evaluation() for rows in columns] == [
         rows.tolist() for columns in here.evaluation() for rows in columns
     ]
+    deadline = time.monotonic() + 20  # one that has nothing to read may still be starting
+    while len(loader_processes()) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
     before = {process.pid for process in loader_processes()}
     assert len(before) == 4  # two for training, two for validation
     unfinished = there.steps(1)
