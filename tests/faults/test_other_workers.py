@@ -7,6 +7,7 @@ import math
 import pytest
 
 from runner import checkpoint
+from runner.resources import workers_in_words
 
 ROWS, BATCH, EPOCHS = 203, 16, 4
 
@@ -41,7 +42,7 @@ def test_the_rest_of_an_epoch_is_cut_anew(here, measure, num_workers):
     assert {len(values) for values in metrics.values()} == {1}
     measured.holds(f"{rest} + {whole} steps of {batch} rows; says so in MLflow")
     ledger = (
-        f"from step 15 on {num_workers} workers instead of 2: global batch {batch} instead of 32, {total} steps in all; "
+        f"from step 15 on {workers_in_words(num_workers)} instead of 2: global batch {batch} instead of 32, {total} steps in all; "
         f"lr 0.001 (base, batch 16) × {num_workers} (linear: {batch}/16) = {0.001 * num_workers:g}"
     )
     assert ledger in resumed.events
