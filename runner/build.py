@@ -12,9 +12,10 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from runner import targets
 from runner.errors import ConfigError, nearest, refuse
 
 RESERVED = ("_target_", "_args_", "_partial_")
@@ -40,23 +41,28 @@ def build(node: Any, *positional: Any, facts: Mapping[str, Any] | None = None) -
     return target(*arguments, **keywords)
 
 
-def check(node: Any, key: str, positional: int = 0) -> None:
-    """Raise ConfigError unless every `_target_` under `node` exists and takes the arguments given to it.
+def check(node: Any, key: str, positional: int = 0, allowed: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless every `_target_` under `node` exists, may be named and takes the arguments given to it.
 
-    `key` is the node's path in the config, `positional` the number of arguments that runner itself passes first.
+    `key` is the node's path in the config, `positional` the number of arguments that runner itself passes first,
+    `allowed` are prefixes besides those of targets.py.
     """
     if isinstance(node, list):
         for index, item in enumerate(node):
-            check(item, f"{key}[{index}]")
+            check(item, f"{key}[{index}]", allowed=allowed)
     if not isinstance(node, dict):
         return
     for name, value in node.items():
-        check(value, f"{key}.{name}")
+        check(value, f"{key}.{name}", allowed=allowed)
     if "_target_" not in node:
         return
-    target = locate(node["_target_"], f"{key}._target_")
+    path, where = node["_target_"], f"{key}._target_"
+    if isinstance(path, str):
+        targets.check_path(path, where, allowed)  # before it is imported
+    target = locate(path, where)
     if not callable(target):
-        raise refuse(f"{key}._target_", node["_target_"], f"a {type(target).__name__} cannot be called")
+        raise refuse(where, path, f"a {type(target).__name__} cannot be called")
+    targets.check_object(target, path, where, allowed)
     _check_arguments(target, node, key, positional + len(node.get("_args_", [])))
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast, get_type_hints
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -48,7 +48,7 @@ def register_schema() -> None:
         elif dataclasses.is_dataclass(kind):
             fields.append((name, kind, dataclasses.field(default_factory=cast(Any, kind))))
         else:
-            fields.append((name, kind, dataclasses.field(default=_default(Experiment, name))))
+            fields.append((name, kind, _default(Experiment, name)))
     ConfigStore.instance().store(name="base_schema", node=dataclasses.make_dataclass("BaseSchema", fields))
 
 
@@ -77,7 +77,7 @@ def check_targets(experiment: Experiment) -> None:
         node = group if isinstance(group, dict) else group.target or {}
         if name == "optimizer":
             node = {**node, "lr": group.lr}
-        check(node, name, positional)
+        check(node, name, positional, experiment.allowed_targets)
 
 
 def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -141,7 +141,9 @@ def _own_defaults(kind: Any) -> dict[str, Any]:
 
 def _default(datatype: type, name: str) -> Any:
     found = next(field for field in dataclasses.fields(datatype) if field.name == name)
-    return found.default
+    if found.default is dataclasses.MISSING:
+        return dataclasses.field(default_factory=cast(Any, found.default_factory))
+    return dataclasses.field(default=found.default)
 
 
 def _split(node: DictConfig, name: str, kind: Any) -> Any:
@@ -189,7 +191,8 @@ def _refuse_unknown(node: Any, known: list[str], prefix: str) -> None:
 
 def _resolved(config: DictConfig, name: str) -> Any:
     try:
-        return config[name]
+        value = config[name]
+        return OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value
     except OmegaConfBaseException as error:
         raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from error
 

@@ -16,6 +16,7 @@ IMMATERIAL = (
     "dry_run",
     "resume",
     "study",
+    "allowed_targets",
     "tracking.",
     "scaling.placement_strategy",
     "scaling.address",

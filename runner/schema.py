@@ -263,5 +263,6 @@ class Experiment:
     seed: int = 0
     resume: Resume = Resume.never
     study: Study | None = None  # what the jobs of a multirun are put together to
+    allowed_targets: list[str] = field(default_factory=list)  # prefixes besides those of targets.py
     dry_run: bool = False
     verbose: bool = False

@@ -11,6 +11,7 @@ RUNNER = PROJECT / "runner"
 # Each room imports only from the rooms of the lines above its own.
 LAYERS = [
     {"errors", "schema", "lr_scaling", "rank_log", "provenance", "reach", "interrupts", "train_state"},
+    {"targets"},
     {"resources", "build", "communicator", "checkpoint", "snapshot", "run_folder", "stacks", "tracking"},
     {"ranges", "retention", "rank_state", "ledger", "watchdog"},
     {"config", "plan", "reword", "checkpoint_writer", "diagnosis"},
