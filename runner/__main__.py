@@ -6,7 +6,7 @@ when it has no `=` and no leading dash.
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import os
 import signal
 import sys
@@ -27,7 +27,7 @@ from runner.executors import ray_cluster
 from runner.identity import fingerprint
 from runner.prepare import Request
 from runner.report.console import Screen, error_line
-from runner.reword import EXPECTED, reword
+from runner.reword import EXPECTED, flags_first, reword
 from runner.sweep.grid import Grid
 from runner.verbs.train import train
 
@@ -38,6 +38,17 @@ VERBS = ("train", "resume", "prove")
 
 def main() -> None:
     """Run the command line and exit with 0, 1 (failed), 2 (refused), 130 or 143 (interrupted)."""
+    code = command()
+    # Not sys.exit: Python would look through all of torch and Ray for garbage, which takes seconds, and a library whose
+    # threads are still there (Arrow's) may abort the process, with another code.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def command() -> int:
+    """Run the command line; every error is told. Returns the exit code."""
     full_trace = bool(os.environ.get("HYDRA_FULL_ERROR")) or "verbose=true" in sys.argv
     interrupts.install()
     try:
@@ -49,10 +60,8 @@ def main() -> None:
         error_line(error)
     except KeyboardInterrupt:
         code = _interrupted()
-    sys.stdout.flush()
     ray_cluster.stop()
-    gc.freeze()  # else Python looks through all of torch and Ray for garbage before it ends: two seconds
-    sys.exit(code)
+    return code
 
 
 def run(arguments: list[str]) -> int:
@@ -77,7 +86,7 @@ def run(arguments: list[str]) -> int:
 
         return prove(arguments, lambda overrides: request_of(overrides, roots), Screen())
     jobs = Jobs(roots)
-    sys.argv[1:] = arguments
+    sys.argv[1:] = arguments = flags_first(arguments)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(jobs)()

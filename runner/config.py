@@ -22,6 +22,7 @@ from yaml import YAMLError
 from runner import schema
 from runner.build import check
 from runner.errors import ConfigError, nearest, refuse
+from runner.plain_words import plainly
 from runner.ranges import check_values
 from runner.schema import Experiment
 
@@ -109,7 +110,8 @@ def changed(stored: str, overrides: list[str]) -> DictConfig:
                 raise ConfigError(f"{each}: a run goes on with one value for each key, not with a sweep")
             OmegaConf.update(composed, override.key_or_group, override.value())
         except (OmegaConfBaseException, OverrideParseException) as error:
-            raise ConfigError(f"{each}: {str(error).splitlines()[0]}") from error
+            key = each.partition("=")[0]
+            raise ConfigError(f"{each}: {plainly(str(error).splitlines()[0], key)}") from error
     return cast(DictConfig, composed)
 
 
@@ -174,7 +176,7 @@ def _typed(node: DictConfig, name: str, kind: type) -> Any:
     except OmegaConfBaseException as error:
         key = f"{name}.{error.full_key}" if error.full_key else name
         value = OmegaConf.select(node, error.full_key, default="???") if error.full_key else node
-        raise refuse(key, value, str(error.msg or error).splitlines()[0]) from error
+        raise refuse(key, value, plainly(str(error.msg or error).splitlines()[0], key)) from error
 
 
 def _refuse_unknown(node: Any, known: list[str], prefix: str) -> None:
@@ -194,7 +196,7 @@ def _resolved(config: DictConfig, name: str) -> Any:
         value = config[name]
         return OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{name}: {plainly(str(error).splitlines()[0], name)}") from error
 
 
 def _resolved_node(node: Any, name: str) -> Any:
@@ -202,4 +204,4 @@ def _resolved_node(node: Any, name: str) -> Any:
         return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = error.full_key or name
-        raise ConfigError(f"{key}: {str(error.msg or error).splitlines()[0]}") from error
+        raise ConfigError(f"{key}: {plainly(str(error.msg or error).splitlines()[0], key)}") from error

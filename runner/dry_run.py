@@ -9,13 +9,13 @@ import torch
 
 from runner import worker
 from runner.communicator import SingleProcess
-from runner.errors import ConfigError, own_line
 from runner.ingest.batches import Columns, MicroBatch
 from runner.ingest.tensors import as_tensors
 from runner.learner import build_learner
 from runner.loop import evaluate, monitored, step, summary
 from runner.plan import MAX_EVAL_BATCH
 from runner.prepare import Prepared
+from runner.rehearsal import tried
 from runner.report.console import Screen, metrics_line
 from runner.train_state import Metrics, Stretch
 
@@ -35,18 +35,12 @@ def dry_run(prepared: Prepared, screen: Screen) -> Metrics:
     alone = SingleProcess()
     stretch = Stretch()
     learner = build_learner(experiment, plan, data.facts, alone, CPU, prepared.initial)
-    try:
+    with tried(experiment, plan.for_model(data.facts), inputs, targets):
         learner.train_mode()
         step(learner, [MicroBatch(inputs, targets, True, rows)], stretch, alone)
         metrics = summary(stretch, learner, alone)
         metrics |= evaluate(replace(plan, val_rows=val_rows), learner, held_out, alone)
         monitored(metrics, plan.goal)
-    except Exception as error:
-        raise ConfigError(
-            f"model={experiment.model.target['_target_']}: a batch with inputs {tuple(inputs.shape)} and targets "
-            f"{tuple(targets.shape)} failed with {type(error).__name__}: {' '.join(str(error).split())} "
-            f"({own_line(error)})"
-        ) from error
     parameters = sum(parameter.numel() for parameter in learner.model.parameters())
     screen.line(
         f"dry run: a step on {rows} rows {tuple(inputs.shape[1:])}, {parameters:,} parameters: {metrics_line(metrics)}; "

@@ -228,19 +228,6 @@ def build_model(
     return model
 
 
-def rehearse(experiment: Experiment, plan: Plan, data: DataFacts, initial: Weights | None) -> None:
-    """Build on the driver what every worker will, to refuse now what it would refuse then. Raises ConfigError.
-
-    But for optimizer and scheduler: the first optimizer of a process makes torch import its compiler, most of a second.
-    """
-    model = build_model(experiment, plan, data, torch.device("cpu"), initial)
-    if not lightning.is_module(model):
-        objective(experiment, data)
-        parameters.groups(
-            model, plan.learning_rate.configured(experiment.optimizer), plan.learning_rate.multiplier
-        )
-
-
 def construct(experiment: Experiment, plan: Plan, data: DataFacts) -> nn.Module:
     """The model of the config, as its constructor makes it. Raises ConfigError."""
     model = _made("model", experiment.model.target, facts=plan.for_model(data))

@@ -66,7 +66,7 @@ def prepare(request: Request) -> Prepared:
     if not experiment.dry_run:
         check_store(experiment.tracking, request.outputs)
     # With torch, numpy and the dataset's own imports the slow part.
-    from runner import learner, lightning, parameters
+    from runner import learner, lightning, parameters, rehearsal
     from runner.ingest import arrays
 
     is_module = lightning.is_module(build.locate(experiment.model.target["_target_"]))
@@ -85,6 +85,7 @@ def prepare(request: Request) -> Prepared:
         experiment = replace(experiment, optimizer=optimizer)
         lightning.check_rule(experiment, plan.learning_rate)
         plan = make_plan(experiment, data.facts, resources, position)
+    check_rows(plan)
     initial, notes, change = None, [], None
     if manifest is not None:
         is_finished = (read_result(request.run_dir) or {}).get("status") == "FINISHED"
@@ -99,8 +100,21 @@ def prepare(request: Request) -> Prepared:
         notes.append(parameters.initialise(model, experiment.model, initial))
     with tempfile.TemporaryDirectory() as folder, captured(Path(folder) / "output.log"):
         # What the user's model prints is seen when the workers build it.
-        learner.rehearse(experiment, plan, data.facts, initial)
+        rehearsal.rehearse(
+            experiment, plan, data.facts, initial, *rehearsal.first_batch(experiment, plan, data)
+        )
     return Prepared(experiment, plan, data, initial, machine, address, tuple(notes), change)
+
+
+def check_rows(plan: Plan) -> None:
+    workers = plan.num_workers
+    if plan.train_rows < workers:
+        raise refuse(
+            "scaling.num_workers",
+            workers,
+            f"more workers than the {plan.train_rows} training rows",
+            f"scaling.num_workers={plan.train_rows}",
+        )
 
 
 def check_monitor(experiment: Experiment) -> None:

@@ -66,6 +66,11 @@ def check_values(experiment: Experiment) -> None:
         )
     if decay is not None and not 0 < decay < 1:
         raise refuse("trainer.ema_decay", decay, "must be between 0 and 1", "trainer.ema_decay=0.999")
+    name = experiment.tracking.run_name
+    if name is not None and (not name.strip() or "/" in name or ".." in name):
+        raise refuse(
+            "tracking.run_name", name, "must be a name without / and ..", "tracking.run_name=first-try"
+        )
     check_adasum(experiment)
     check_warm_up(experiment)
     check_loss(experiment)

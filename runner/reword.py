@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+from hydra._internal.utils import get_args_parser
 from hydra.errors import (
     ConfigCompositionException,
     MissingConfigException,
@@ -14,9 +15,10 @@ from hydra.errors import (
 )
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import Mark, MarkedYAMLError, YAMLError
 
 from runner.errors import ConfigError, nearest
+from runner.plain_words import plainly
 
 EXPECTED = (
     ConfigCompositionException,
@@ -31,6 +33,24 @@ EXPECTED = (
 )
 
 
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """The command line as Hydra takes it, which knows no flag behind an override. Raises ConfigError for one it has not."""
+    parser = get_args_parser()
+    parser.error = _refuse_flag  # type: ignore[method-assign]
+    overrides = parser.parse_intermixed_args(arguments).overrides
+    flags, rest = [], list(overrides)
+    for argument in arguments:
+        if rest and argument == rest[0]:
+            del rest[0]
+        else:
+            flags.append(argument)
+    return [*flags, *overrides]
+
+
+def _refuse_flag(message: str) -> NoReturn:
+    raise ConfigError(f"{message.removeprefix('argument ')}; type python -m runner --help")
+
+
 def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> ConfigError:
     """The ConfigError that says the same as Hydra's `error`.
 
@@ -38,6 +58,8 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
     """
     if isinstance(error, OverrideParseException):
         return ConfigError(f"{error.override}: not an override; type key=value, or python -m runner --help")
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return _broken_yaml(error, error.problem_mark)
     if isinstance(error, SearchPathException | YAMLError):
         return ConfigError(" ".join(str(error).split()))
     if isinstance(error, MissingConfigException):
@@ -60,7 +82,14 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
         (override for override in overrides if key and override.lstrip("+~").startswith(f"{key}=")), key
     )
     message = " ".join(str(getattr(cause, "msg", None) or cause).split("full_key:")[0].split())
-    return ConfigError(f"{wrong}: {message}" if wrong else message)
+    plain = plainly(message, key or "")
+    return ConfigError(f"{wrong}: {plain}" if wrong else plain)
+
+
+def _broken_yaml(error: MarkedYAMLError, mark: Mark) -> ConfigError:
+    problem = " ".join(str(error.problem).split())
+    instead = "; indent with spaces" if "'\\t'" in problem else ""
+    return ConfigError(f"{mark.name}:{mark.line + 1}: no valid YAML ({problem}){instead}")
 
 
 def _missing_option(error: MissingConfigException) -> ConfigError:

@@ -65,10 +65,10 @@ def test_interpolations_stay_as_they_were_stored(monkeypatch):
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("trainer.epochs=abc", "Value 'abc' of type 'str' could not be converted to Integer"),
-        ("trainer.epochs=1.5", "Value '1.5' of type 'float' could not be converted to Integer"),
-        ("trainer.epochs=", "Value '' of type 'str' could not be converted to Integer"),
-        ("trainer.on_nonfinite=skipp", "Invalid value 'skipp', expected one of [stop, skip, ignore]"),
+        ("trainer.epochs=abc", "must be a whole number; type trainer.epochs=1"),
+        ("trainer.epochs=1.5", "must be a whole number; type trainer.epochs=1"),
+        ("trainer.epochs=", "must be a whole number; type trainer.epochs=1"),
+        ("trainer.on_nonfinite=skipp", "must be one of stop, skip, ignore; type trainer.on_nonfinite=skip"),
         ("trainer.epoks=3", "Key 'epoks' not in 'Trainer'"),
         ("tracking.uri=a=b", "mismatched input '=' expecting <EOF>"),
         ("trainer.epochs=x(", "no viable alternative at input 'x('"),

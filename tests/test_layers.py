@@ -11,7 +11,7 @@ RUNNER = PROJECT / "runner"
 # Each room imports only from the rooms of the lines above its own.
 LAYERS = [
     {"errors", "schema", "lr_scaling", "rank_log", "provenance", "reach", "interrupts", "train_state"},
-    {"targets"},
+    {"targets", "plain_words"},
     {"resources", "build", "communicator", "checkpoint", "snapshot", "run_folder", "stacks", "tracking"},
     {"ranges", "retention", "rank_state", "ledger", "watchdog"},
     {"config", "plan", "reword", "checkpoint_writer", "diagnosis"},
@@ -20,7 +20,7 @@ LAYERS = [
     {"adascale", "objective", "examine"},
     {"lightning"},
     {"learner"},
-    {"loop", "profile"},
+    {"loop", "profile", "rehearsal"},
     {"saving"},
     {"worker"},
     {"executors"},

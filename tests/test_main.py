@@ -45,11 +45,9 @@ def exit_code(monkeypatch, run):
     monkeypatch.setattr(door, "run", run)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
     try:
-        with pytest.raises(SystemExit) as ended:
-            door.main()
+        return door.command()
     finally:
         signal.signal(signal.SIGTERM, handler)
-    return ended.value.code
 
 
 def test_a_misspelt_verb_is_refused_with_the_nearest(here):
@@ -123,11 +121,9 @@ def test_an_error_ends_with_its_exit_code_and_one_line(monkeypatch, capsys, erro
     monkeypatch.setattr(door, "run", run)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     try:
-        with pytest.raises(SystemExit) as ended:
-            door.main()
+        assert door.command() == code
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert ended.value.code == code
     assert capsys.readouterr().err == "error: what to type\n"
 
 

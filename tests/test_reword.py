@@ -8,7 +8,7 @@ import pytest
 from runner import schema
 from runner.__main__ import run
 from runner.errors import ConfigError
-from runner.reword import EXPECTED, reword
+from runner.reword import EXPECTED, flags_first, reword
 from tests.composed import CONF, compose
 
 KEYS = ", ".join(field.name for field in dataclasses.fields(schema.Experiment))
@@ -102,29 +102,29 @@ def test_misspelt_group_of_a_dotted_key_names_the_nearest_group():
     [
         (
             "trainer.epochs=abc",
-            "trainer.epochs=abc: Value 'abc' of type 'str' could not be converted to Integer",
+            "trainer.epochs=abc: must be a whole number; type trainer.epochs=1",
         ),
-        ("seed=a", "seed=a: Value 'a' of type 'str' could not be converted to Integer"),
+        ("seed=a", "seed=a: must be a whole number; type seed=1"),
         (
             "checkpoint.keep=1.5",
-            "checkpoint.keep=1.5: Value '1.5' of type 'float' could not be converted to Integer",
+            "checkpoint.keep=1.5: must be a whole number; type checkpoint.keep=1",
         ),
         (
             "trainer.epochs=[1,2]",
-            "trainer.epochs=[1,2]: Value '[1, 2]' of type 'list' could not be converted to Integer",
+            "trainer.epochs=[1,2]: must be a whole number; type trainer.epochs=1",
         ),
         (
             "horovod.compression=fp32",
-            "horovod.compression=fp32: Invalid value 'fp32', expected one of [none, fp16]",
+            "horovod.compression=fp32: must be one of none, fp16; type horovod.compression=none",
         ),
-        ("trainer.epochs=null", "trainer.epochs=null: field 'trainer.epochs' is not Optional"),
-        ("trainer.epochs=", "trainer.epochs=: Value '' of type 'str' could not be converted to Integer"),
+        ("trainer.epochs=null", "trainer.epochs=null: must have a value"),
+        ("trainer.epochs=", "trainer.epochs=: must be a whole number; type trainer.epochs=1"),
         (
             "horovod.nics=lo",
-            "horovod.nics=lo: Invalid value assigned: str is not a ListConfig, list or tuple.",
+            "horovod.nics=lo: must be a list; type horovod.nics=[…]",
         ),
-        ("~trainer.epochs", "trainer.epochs: Trainer (DictConfig) does not support deletion"),
-        ("~model.foo", "model.foo: Could not delete from config. 'model.foo' does not exist."),
+        ("~trainer.epochs", "trainer.epochs: cannot be deleted, only be given another value"),
+        ("~model.foo", "model.foo: there is no model.foo to delete"),
     ],
 )
 def test_wrong_value(override, line):
@@ -134,6 +134,32 @@ def test_wrong_value(override, line):
 @pytest.mark.parametrize("override", ["trainer.epochs", "model.hidden=[1", "seed=(", "a b=c"])
 def test_what_is_no_override(override):
     assert reworded(override) == f"{override}: not an override; type key=value, or python -m runner --help"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["seed=1", "--nope"], "unrecognized arguments: --nope"),
+        (["--cfg", "nope"], "--cfg/-c: invalid choice: 'nope' (choose from 'job', 'hydra', 'all')"),
+        (["seed=1", "--config-dir"], "--config-dir/-cd: expected one argument"),
+    ],
+)
+def test_a_flag_that_there_is_not_is_one_line(arguments, line):
+    with pytest.raises(ConfigError) as raised:
+        flags_first(arguments)
+    assert str(raised.value) == f"{line}; type python -m runner --help"
+
+
+def test_flags_may_stand_anywhere():
+    given = ["model=cnn", "--config-dir", "model=cnn", "-m", "seed=1,2", "--cfg", "job"]
+    assert flags_first(given) == ["--config-dir", "model=cnn", "-m", "--cfg", "job", "model=cnn", "seed=1,2"]
+    assert flags_first(["+a=1", "~b", "c@d=e", "hydra.run.dir=/x"]) == [
+        "+a=1",
+        "~b",
+        "c@d=e",
+        "hydra.run.dir=/x",
+    ]
+    assert flags_first(["-sc", "install=bash"]) == ["-sc", "install=bash"]
 
 
 def test_the_folders_and_files_of_the_command_line(tmp_path, monkeypatch, capsys):
@@ -150,7 +176,10 @@ def test_the_folders_and_files_of_the_command_line(tmp_path, monkeypatch, capsys
         ),
         (
             ["--config-dir", f"{tmp_path}/configs", "experiment=tab"],
-            "while scanning for the next token found character",
+            (
+                f"{tmp_path}/configs/experiment/tab.yaml:2: no valid YAML (found character '\\t' that cannot start any token); "
+                "indent with spaces"
+            ),
         ),
         (
             [f"hydra.run.dir={tmp_path}/file/run"],

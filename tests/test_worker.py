@@ -13,9 +13,10 @@ from runner import checkpoint, saving, worker
 from runner.communicator import SingleProcess
 from runner.errors import ConfigError, TrainingError
 from runner.ingest.rows import Arrays
-from runner.learner import build_learner, rehearse
+from runner.learner import build_learner
 from runner.plan import DataFacts, make_plan
 from runner.prepare import check_monitor
+from runner.rehearsal import rehearse
 from runner.resources import ResourcePlan
 from runner.schema import Mode
 from runner.tracking import NullTracker
@@ -248,10 +249,12 @@ def test_a_training_that_is_done_is_only_summed_up_again(tmp_path):
 
 
 def test_what_a_worker_would_refuse_to_build_is_refused_on_the_driver(tmp_path):
+    first = torch.zeros(2, 3), torch.zeros(2, 1)
+
     def refusal(**settings):
         job = job_of(tmp_path, {key.replace("__", "."): value for key, value in settings.items()})
         with pytest.raises(ConfigError) as refused:
-            rehearse(job.experiment, job.plan, job.data, None)
+            rehearse(job.experiment, job.plan, job.data, None, *first)
         return str(refused.value)
 
     mlp = {"_target_": "models.mlp.MLP", "in_features": None, "out_features": None, "hidden": 128}
