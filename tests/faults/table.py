@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+BAD_INPUT = 100  # not a fault, and in the same table
+
 MUST = {
     1: ("SIGKILL of a rank", "seen < 5 s; resumes; hash equal"),
     2: ("kill before the first checkpoint", "step 0 again; hash equal"),
@@ -24,6 +26,7 @@ MUST = {
     16: ("disk full", "path and bytes; the one before intact; no temporary files"),
     17: ("newest checkpoint corrupted", "rejected, one earlier, a warning"),
     22: ("resume with other workers", "refused or exact steps, never silent"),
+    BAD_INPUT: ("bad input", "one line with what to type, exit code 2, < 3 s, nothing launched"),
 }
 
 
@@ -52,7 +55,7 @@ def lines(measured: Iterable[tuple[Measured, bool]]) -> list[str]:
     for row, (name, must) in MUST.items():
         of_row = [(each, ok) for each, ok in rows if each.row == row]
         if of_row:
-            found.append(f"{row:>2}  {name}: {must}")
+            found.append(f"{row:>3} {name}: {must}")
         for each, ok in of_row:
             found.append(f"    {'ok    ' if ok else 'FAILED'}  {each.fault}: {', '.join(each.figures)}")
     return found
