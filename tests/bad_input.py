@@ -81,8 +81,9 @@ CASES = (
     Bad("MLflow not there", ("tracking.uri=http://127.0.0.1:9",), "tracking.uri=http://127.0.0.1:9: nothing answers there (Connection refused); start the server, or type tracking=none"),
     Bad("Ray not there", ("scaling.address=127.0.0.1:9",), "scaling.address=127.0.0.1:9: nothing answers there (Connection refused); "),
     Bad("Adasum on Gloo", ("lr_scaling=adasum",), "lr_scaling=adasum: Adasum needs a Horovod with MPI, this one uses Gloo or NCCL; type lr_scaling=sqrt"),
-    Bad("bfloat16 weights on Gloo", (*CONFIGS, "model=narrow"), "model=models.narrow.Narrow: weight is bfloat16, which Gloo cannot average on CPUs; type trainer.precision=bf16"),
+    Bad("bfloat16 weights on Gloo", (*CONFIGS, "model=narrow"), "model=narrow_net.Narrow: weight is bfloat16, which Gloo cannot average on CPUs; type trainer.precision=bf16"),
     Bad("SyncBatchNorm", (*CONFIGS, "model=synchronised"), "model=torch.nn.SyncBatchNorm: "),
+    Bad("one job of a multirun", ("--multirun", "optimizer.lr=0.1,-1"), "job 1 (optimizer.lr=-1): optimizer.lr=-1.0: must be a finite number above 0; type optimizer.lr=0.1"),
     Bad("an override's typo in a multirun", ("--multirun", "model=mlp,mpl"), "model=mpl: no such option; ", "; type model=mlp"),
 )  # fmt: skip
 
@@ -98,8 +99,8 @@ def write_files(here: Path) -> None:
         "configs/model/circular.yaml": "_target_: models.mlp.MLP\nin_features: ${model.out_features}\nout_features: ${model.in_features}\n",
         "configs/model/unset.yaml": "_target_: models.mlp.MLP\nin_features: ${oc.env:RUNNER_NOT_SET}\nout_features: null\n",
         "configs/model/synchronised.yaml": "_target_: torch.nn.SyncBatchNorm\nnum_features: 1\n",
-        "configs/model/narrow.yaml": "_target_: models.narrow.Narrow\n",
-        "models/narrow.py": "import torch\nclass Narrow(torch.nn.Linear):\n"
+        "configs/model/narrow.yaml": "_target_: narrow_net.Narrow\n",
+        "narrow_net.py": "import torch\nclass Narrow(torch.nn.Linear):\n"
         "    def __init__(self):\n        super().__init__(64, 10, dtype=torch.bfloat16)\n",
         "empty.csv": "",
         "few.csv": "a,b,label\n1,2,0\n3,4,1\n",

@@ -36,7 +36,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FOREIGN = {
     "ray": ("executors/", "sweep/", "ingest/ray_data.py", "preflight.py"),
     "hydra": ("config.py", "reword.py", "__main__.py", "sweep/"),
-    "omegaconf": ("config.py", "reword.py", "__main__.py"),
+    "omegaconf": ("config.py", "reword.py", "__main__.py", "sweep/"),
     "mlflow": ("tracking/",),
     "horovod": ("communicator.py", "preflight.py", "executors/"),
     "lightning": (),  # LightningModules are known by their methods

@@ -1,0 +1,58 @@
+"""Where Hydra looks for plugins: the launcher of a multirun, which checks all jobs before it starts the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, filter_overrides, run_job, setup_globals
+from omegaconf import flag_override, open_dict
+
+from runner.errors import RunnerError
+from runner.sweep.check import check_job
+
+
+class CheckedLauncher(BasicLauncher):
+    """Hydra's own, one job after another in this process, in two passes. Raises the error of the first job that is refused,
+    with its number and overrides."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        setup_globals()
+        assert self.hydra_context is not None  # by setup(), as the others
+        assert self.config is not None
+        assert self.task_function is not None
+        jobs = []
+        for number, overrides in enumerate(job_overrides, start=initial_job_idx):
+            composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+            with open_dict(composed):
+                composed.hydra.job.id = composed.hydra.job.num = number
+            HydraConfig.instance().set_config(composed)
+            job = composed.copy()
+            with flag_override(job, ["readonly", "struct"], False):
+                del job["hydra"]
+            try:
+                check_job(job)
+            except RunnerError as error:
+                said = " ".join(filter_overrides(overrides))
+                raise type(error)(f"job {number} ({said}): {error}") from error
+            jobs.append(composed)
+        return [
+            run_job(
+                hydra_context=self.hydra_context,
+                task_function=self.task_function,
+                config=composed,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )
+            for composed in jobs
+        ]
+
+
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="checked",
+    node={"_target_": f"{CheckedLauncher.__module__}.{CheckedLauncher.__qualname__}"},
+    provider="runner",
+)
