@@ -9,7 +9,7 @@ import torch
 
 from runner import worker
 from runner.communicator import SingleProcess
-from runner.ingest.batches import Columns, MicroBatch
+from runner.ingest.batches import Columns, MicroBatch, placement
 from runner.ingest.tensors import as_tensors
 from runner.learner import build_learner
 from runner.loop import evaluate, monitored, step, summary
@@ -26,7 +26,7 @@ def dry_run(prepared: Prepared, screen: Screen) -> Metrics:
     """Build everything as a worker does, train on the first rows of one worker's batch, evaluate some others."""
     experiment, plan, data = prepared.experiment, prepared.plan, prepared.data
     worker.settle(experiment, plan)
-    place = worker.placement(experiment, CPU)
+    place = placement(experiment, CPU)
     rows = min(plan.batch_size, plan.train_rows)
     inputs, targets = (place(column) for column in as_tensors(data.splits["train"].read(0, rows)))
     val_rows = min(plan.val_rows, MAX_EVAL_BATCH)

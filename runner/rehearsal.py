@@ -13,13 +13,13 @@ from torch import Tensor
 from runner import lightning, parameters
 from runner.errors import ConfigError, own_line
 from runner.ingest.arrays import Data
-from runner.ingest.batches import Place
+from runner.ingest.batches import placement
 from runner.ingest.tensors import as_tensors
 from runner.learner import build_model
 from runner.objective import objective
 from runner.parameters import Weights
 from runner.plan import DataFacts, Plan
-from runner.schema import Experiment, Precision
+from runner.schema import Experiment
 
 NUMBERS = 2**16  # in the batch that is tried, about: it takes milliseconds
 
@@ -68,8 +68,7 @@ def tried(
 
 def first_batch(experiment: Experiment, plan: Plan, data: Data) -> tuple[Tensor, Tensor]:
     """As many of the first rows as a worker takes in a step, or fewer where they are large."""
-    is_double = experiment.trainer.precision is Precision.float64
-    place = Place(torch.device("cpu"), torch.float64 if is_double else None)
+    place = placement(experiment, torch.device("cpu"))
     numbers = math.prod(data.facts.input_shape)
     rows = min(plan.batch_size, plan.train_rows, max(2, NUMBERS // max(1, numbers)))
     inputs, targets = as_tensors(data.splits["train"].read(0, rows))

@@ -22,8 +22,8 @@ def prune(root: Path, keep: int, keep_best: int, maximise: bool, newest: Path | 
     goes as well. A checkpoint without a readable manifest counts as none of those that are kept.
     """
     there = committed(root)
-    overtaken = there[there.index(newest) + 1 :] if newest is not None else []
-    manifests = _readable(there[: len(there) - len(overtaken)])
+    end = len(there) if newest is None else there.index(newest) + 1
+    manifests = _readable(there[:end])
     kept = {*list(manifests)[-keep:], *_ranked(manifests, maximise)[:keep_best]}
     for path in reversed(there):  # what was overtaken first: it would be taken for the newest
         if path not in kept:

@@ -22,7 +22,7 @@ from runner.communicator import Communicator, LostPeerError, device, lost_peer
 from runner.diagnosis import FirstFailure
 from runner.errors import RunnerError, TrainingError
 from runner.examine import examine
-from runner.ingest.batches import Ingest, Place
+from runner.ingest.batches import Ingest, Place, placement
 from runner.ingest.dataloader import LoaderIngest
 from runner.ingest.observed import ObservedIngest
 from runner.ingest.ray_data import RayDataIngest
@@ -37,7 +37,7 @@ from runner.profile import FOLDER, ProfiledIngest
 from runner.rank_log import captured, log_path
 from runner.run_folder import locked
 from runner.saving import Due, Training, agree, resume, snapshot
-from runner.schema import Experiment, Precision
+from runner.schema import Experiment
 from runner.snapshot import Snapshot
 from runner.tracking import NullTracker, Tracker, open_tracker
 from runner.tracking.artifacts import fetch_checkpoints
@@ -228,10 +228,6 @@ def example(splits: Splits) -> Tensor:
     """Inputs of a few rows, as the model takes them."""
     inputs, _ = as_tensors(splits["val"].read(0, 1))
     return inputs.repeat_interleave(MODEL_EXAMPLE_ROWS, dim=0)
-
-
-def placement(experiment: Experiment, on: torch.device) -> Place:
-    return Place(on, torch.float64 if experiment.trainer.precision is Precision.float64 else None)
 
 
 def open_ingest(job: Job, memory: Memory, shards: Shards, rank: int, place: Place) -> Ingest:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import checkpoint, rank_state
-from runner.ingest.batches import Ingest
+from runner.ingest.batches import Ingest, placement
 from runner.ingest.rows import Arrays
 from runner.ingest.tensors import TensorIngest
 from runner.learner import build_learner
@@ -21,7 +21,6 @@ from runner.plan import START, DataFacts, Plan, Position, make_plan
 from runner.resources import ResourcePlan
 from runner.saving import Due, Training, resume, snapshot
 from runner.snapshot import Snapshot
-from runner.worker import placement
 from tests.fakes import make_experiment, without_times
 from tests.lockstep import in_lockstep
 

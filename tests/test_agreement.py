@@ -7,8 +7,8 @@ import torch
 
 from runner.errors import TrainingError
 from runner.ingest.agreement import compare_orders
+from runner.ingest.batches import placement
 from runner.ingest.tensors import TensorIngest
-from runner.worker import placement
 from tests.fakes import on_ranks, plan_for
 from tests.goings_on import SEED, Case
 from tests.lockstep import in_lockstep

@@ -9,7 +9,7 @@ import torch
 from models.linear import Linear
 from runner import build
 from runner.communicator import SingleProcess
-from runner.ingest.batches import MicroBatch
+from runner.ingest.batches import MicroBatch, placement
 from runner.ingest.tensors import TensorIngest
 from runner.learner import AUTOCAST, build_learner
 from runner.loop import judge, step
@@ -17,7 +17,6 @@ from runner.plan import DataFacts, Goal, make_plan
 from runner.resources import plan_resources
 from runner.schema import OnNonfinite, Precision
 from runner.train_state import Stretch, TrainState
-from runner.worker import placement
 from tests.fakes import LAPTOP, make_experiment, metrics_of, on_ranks
 from tests.test_loop import in_memory, regression
 

@@ -66,7 +66,7 @@ def test_own_code_and_what_is_allowed_may_be_named(own, path):
 @pytest.mark.parametrize("path", ["os.system", "builtins.eval", "subprocess.run", "shutil.rmtree"])
 def test_the_standard_library_is_refused(path):
     assert refusal(path) == f"model._target_={path}: {STANDARD}"
-    assert refusal(path, ["os", "timm"]) if path != "os.system" else True
+    assert refusal(path, ["timm"]) == f"model._target_={path}: {STANDARD}, timm"
 
 
 def test_an_installed_package_is_refused_until_it_is_allowed():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runner.ingest.sampler import part
 from runner.plan import MAX_EVAL_BATCH, Plan
+from runner.schema import Experiment, Precision
 
 MAX_EVAL_BYTES = 64 * 2**20  # of rows that are not in memory anyway
 
@@ -29,6 +30,10 @@ class Place:
             column = column.pin_memory()  # so that the copy runs beside the computation
         dtype = self.dtype if column.is_floating_point() else None
         return column.to(self.device, dtype, non_blocking=True)
+
+
+def placement(experiment: Experiment, on: torch.device) -> Place:
+    return Place(on, torch.float64 if experiment.trainer.precision is Precision.float64 else None)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from runner.errors import RunnerError
 from runner.tracking import Measured
 
 FIRST_FLUSH_SECONDS = 10.0
-UPLOAD_SECONDS = 10.0  # between two uploads at least: on two cores they take the training's time
+UPLOAD_SECONDS = 10.0  # between two uploads at least: of checkpoints that come faster, the newest is enough
 MAX_METRICS = 1000  # a batch, at most (MLflow's limit)
 CHECKPOINTS, MANIFEST = "checkpoints/", "manifest.json"
 _NOT_ALLOWED = re.compile(r"[^\w./ :-]")

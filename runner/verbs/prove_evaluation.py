@@ -20,7 +20,7 @@ from runner import build, lightning
 from runner.communicator import Communicator
 from runner.errors import ConfigError, TrainingError
 from runner.executors.live_workers import LiveWorkers
-from runner.ingest.batches import Columns, Ingest, MicroBatch
+from runner.ingest.batches import Columns, Ingest, MicroBatch, placement
 from runner.ingest.rows import Rows
 from runner.ingest.tensors import as_tensors
 from runner.learner import build_learner
@@ -45,7 +45,7 @@ from runner.verbs.proof_jobs import (
     store_of,
 )
 from runner.verbs.proof_metrics import by_scikit_learn
-from runner.worker import Job, Memory, open_ingest, placement, settle
+from runner.worker import Job, Memory, open_ingest, settle
 
 SIZES = (1, 2, 3)
 STEPS = 5

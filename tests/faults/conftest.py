@@ -98,12 +98,8 @@ def command() -> Iterator[Callable[..., Command]]:
     started: list[Command] = []
 
     def run(folder: Path, run_dir: Path, *overrides: str, verb: str | None = None) -> Command:
-        arguments = [*EXPERIMENT, f"model.folder={run_dir}/fault", *overrides]
-        if verb:
-            arguments = [f"run_dir={run_dir}", *overrides]
-        first = [verb] if verb else [each for each in arguments if each.startswith("--")]
-        keys = [argument for argument in arguments if argument not in first]
-        started.append(Command(folder, run_dir, *first, *keys))  # argparse takes them in this order alone
+        begin = [verb, f"run_dir={run_dir}"] if verb else [*EXPERIMENT, f"model.folder={run_dir}/fault"]
+        started.append(Command(folder, run_dir, *begin, *overrides))
         return started[-1]
 
     yield run
