@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
     try:
         if address is None:
             end_with_driver()
-        ray.init(**options)
+        with _own_process_groups():
+            ray.init(**options)
     except SystemExit:  # Ray's own handler of SIGTERM, which it installs while it starts
         terminated = True
     except Exception as error:
@@ -87,6 +89,21 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
         signal.signal(signal.SIGTERM, before)
     if terminated:
         signal.raise_signal(signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """What `ray.init` starts here is not of the driver's process group: a Ctrl-C, or a SIGTERM of `timeout` or a scheduler, is
+    for the driver to act on. A raylet that ended first would take the driver with it, by _Exit and without a final status.
+    """
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    services.ConsolePopen = functools.partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def reach(address: str) -> None:

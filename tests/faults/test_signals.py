@@ -78,13 +78,18 @@ def test_a_signal_ends_the_driver_in_any_phase(tmp_path, command, measure, numbe
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", CODES)
-def test_a_signal_may_hit_ray_too(tmp_path, command, measure, number):
-    """As from a terminal's Ctrl-C, `timeout` or a scheduler: all of a process group gets it."""
+def test_a_signal_of_the_process_group(tmp_path, command, measure, number):
+    """As from a terminal's Ctrl-C, `timeout` or a scheduler: Ray and the ranks do not get it, the driver ends them."""
     measured = measure(13, f"{signal.Signals(number).name} of the process group, training")
     run_dir = tmp_path / "outputs" / "runs" / "faults" / "run"
     driver = command(tmp_path, run_dir, f"hydra.run.dir={run_dir}", "model.kind=slow", "model.seconds=0.2")
     driver.until(moment_of("training", driver))
     family = set(driver.family())
+    groups = {
+        os.getpgid(process) for process, line in driver.family().items() if "ray" in line.partition(" ")[0]
+    }
+    assert groups
+    assert driver.process.pid not in groups
     moment = time.time()
     os.killpg(driver.process.pid, number)
     outcome = driver.wait(90)
