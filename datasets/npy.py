@@ -9,7 +9,9 @@ import numpy as np
 
 from datasets.files import find, reason
 from datasets.source import chosen, splits
-from datasets.split import Array
+from datasets.split import LABELS, Array, no_label
+
+ARCHIVE = b"PK"  # how an .npz begins
 
 
 def read(
@@ -29,8 +31,10 @@ def read(
 
     An .npy is mapped: only what is read is in memory. An .npz cannot be mapped: each process reads it whole.
     """
-    train = Saved(_one(inputs), targets and _one(targets))
-    val = Saved(_one(val_inputs), val_targets and _one(val_targets)) if val_inputs else None
+    train = Saved(_one(inputs), targets and _one(targets), target_kind == "classification")
+    val = None
+    if val_inputs:
+        val = Saved(_one(val_inputs), val_targets and _one(val_targets), train.are_labels)
     if val and val.row_shape != train.row_shape:
         raise ValueError(
             f"{val.inputs}: a row has shape {val.row_shape}, in {train.inputs} {train.row_shape}"
@@ -49,6 +53,7 @@ class Saved:
 
     inputs: str
     targets: str | None
+    are_labels: bool  # the targets
     _arrays: tuple[Array, Array] | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,10 +63,16 @@ class Saved:
         return len(self.arrays[0])
 
     def take(self, rows: Array) -> tuple[Array, Array]:
-        """Copies of the rows of ascending numbers."""
+        """Copies of the rows of ascending numbers. Raises ValueError with file and row for one that is not finite or no label."""
         part = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0)
         inside = rows - part.start if len(rows) else rows
         inputs, targets = (_single(array[part][inside]) for array in self.arrays)
+        for column, name in ((inputs, self.inputs), (targets, self.targets or self.inputs)):
+            if np.issubdtype(column.dtype, np.inexact):
+                _refuse(~np.isfinite(column), column, rows, name, "is not finite")
+        if self.are_labels and np.issubdtype(targets.dtype, np.number):
+            name = self.targets or self.inputs
+            _refuse(no_label(targets), targets, rows, name, f"is no label: {LABELS} are")
         return inputs, targets
 
     @property
@@ -83,12 +94,11 @@ class Saved:
                 )
             pair = found, _load(self.targets)
         else:
-            with found:
-                if not {"inputs", "targets"} <= set(found):
-                    raise ValueError(
-                        f"{self.inputs}: needed are arrays inputs and targets; it has {', '.join(found)}"
-                    )
-                pair = found["inputs"], found["targets"]
+            if not {"inputs", "targets"} <= set(found):
+                raise ValueError(
+                    f"{self.inputs}: needed are arrays inputs and targets; it has {', '.join(found)}"
+                )
+            pair = found["inputs"], found["targets"]
         if not all(isinstance(array, np.ndarray) and array.ndim for array in pair) or len(pair[0]) != len(
             pair[1]
         ):
@@ -97,10 +107,23 @@ class Saved:
         return pair
 
 
+def _refuse(bad: Array, column: Array, rows: Array, name: str, problem: str) -> None:
+    """Rows are counted from 0, as in NumPy."""
+    if bad.any():
+        row, *place = np.argwhere(bad)[0]
+        raise ValueError(f"{name}: row {rows[row]}: {column[(row, *place)]} {problem}")
+
+
 def _load(name: str) -> Any:
+    """A mapped array, or the arrays of an archive by name."""
     try:
+        with open(name, "rb") as file:  # noqa: PTH123 (NumPy would leave the file of a broken archive open)
+            if file.read(len(ARCHIVE)) == ARCHIVE:
+                file.seek(0)
+                with np.load(file, allow_pickle=False) as found:
+                    return dict(found)
         return np.load(name, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # a file with something else in it makes NumPy raise anything
         raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
 
 

@@ -39,6 +39,8 @@ class Parquet:
         file = self._file(name)
         most = _piece_rows(file)
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        if sum(sizes) != file.metadata.num_rows or min(sizes, default=0) < 0:
+            raise ValueError("is damaged: its row groups do not have as many rows as it says")
         return [
             (group, skipped, min(most, rows - skipped))
             for group, rows in enumerate(sizes)

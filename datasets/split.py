@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Splits = dict[str, tuple[Array, Array]]
+MOST_CLASSES = 2**24  # a larger label is a number of something else
+LABELS = f"whole numbers from 0 to {MOST_CLASSES - 1}"
 
 
 def split(inputs: Array, targets: Array, val_fraction: float, seed: int) -> Splits:
@@ -18,6 +20,11 @@ def split(inputs: Array, targets: Array, val_fraction: float, seed: int) -> Spli
     order = np.random.default_rng(seed).permutation(len(inputs))
     rows = {"val": order[:held_out], "train": order[held_out:]}
     return {name: (inputs[chosen], targets[chosen]) for name, chosen in rows.items()}
+
+
+def no_label(values: Array) -> Array:
+    """bool of the same shape: which of the numbers are no labels."""
+    return (values < 0) | (values != np.floor(values)) | (values >= MOST_CLASSES)
 
 
 @dataclass(frozen=True)

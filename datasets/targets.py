@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from datasets.columns import BadValueError, finite, texts
-from datasets.split import Array
+from datasets.split import LABELS, Array, no_label
 
 KINDS = ("classification", "regression", "multilabel")
 
@@ -80,10 +80,10 @@ class Targets:
 
     def _labels(self, table: Any) -> Array:
         labels = self._numbers(table)[:, 0]
-        bad = (labels < 0) | (labels != np.floor(labels))
+        bad = no_label(labels)
         if bad.any():
             row = int(bad.argmax())
-            problem = f"{labels[row]:g} is no label: whole numbers from 0 are, or text"
+            problem = f"{labels[row]:.10g} is no label: {LABELS} are, or text"
             raise BadValueError(row, self.names[0], problem)
         return labels.astype(np.int64)
 

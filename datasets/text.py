@@ -66,7 +66,7 @@ def read(path: str | Sequence[str] | None = None) -> bytes:
     else:
         patterns = [path] if isinstance(path, str) else path
         files = [file for pattern in patterns for file in _files(pattern)]
-    return b"".join(file.read_bytes() for file in files)
+    return b"".join(_content(file) for file in files)
 
 
 def divide(content: Text, val_fraction: float) -> tuple[Text, Text]:
@@ -108,6 +108,13 @@ def _decoded(content: bytes) -> str:
         raise ValueError(f"the text is not UTF-8 at byte {error.start}: type dataset.level=byte") from error
 
 
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file.absolute()}: cannot be read: {error.strerror}") from error
+
+
 def _files(pattern: str) -> list[Path]:
     if Path(pattern).is_file():  # its name may have brackets
         return [Path(pattern)]
@@ -115,5 +122,5 @@ def _files(pattern: str) -> list[Path]:
     files = [Path(name) for name in found if Path(name).is_file()]
     if not files:
         what = "is a folder" if Path(pattern).is_dir() else "matches no file"
-        raise ValueError(f"path={pattern} {what}: a file or a glob such as 'texts/*.txt' is needed")
+        raise ValueError(f"path={pattern}: {what}; a file or a glob such as 'texts/*.txt' is needed")
     return files

@@ -59,6 +59,8 @@ def load(config: DictConfig) -> Experiment:
     _refuse_unknown(config, list(kinds), "")
     values: dict[str, Any] = {}
     for name, kind in kinds.items():
+        if name not in config:
+            raise ConfigError(f"{name}: cannot be deleted, only be given another value")
         node = cast(DictConfig, config._get_node(name))
         if _is_open(kind):
             values[name] = _split(node, name, kind)

@@ -6,6 +6,7 @@ only state is the message.
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import traceback
 from collections.abc import Iterable
@@ -20,6 +21,13 @@ class RunnerError(Exception):
     """Anything runner refuses or reports; the message is one line a user can act on."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without __init__: Ray Data puts lines of its own behind the message, and whoever receives it takes them off.
+        return copyreg.__newobj__, (type(self), *self.args)  # type: ignore[attr-defined]
 
 
 class ConfigError(RunnerError):
@@ -40,6 +48,15 @@ class LaunchError(RunnerError):
 
 class TrainingError(RunnerError):
     """A rank failed while it trained."""
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks; other characters that a terminal would act on, or not show, are escaped.
+
+    Messages quote what users typed, what files hold and what other packages say.
+    """
+    joined = " ".join(line.strip() for line in text.splitlines())
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in joined)
 
 
 def refuse(key: str, value: Any, allowed: str, instead: str | None = None) -> ConfigError:

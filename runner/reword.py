@@ -30,6 +30,7 @@ EXPECTED = (
     OSError,  # the run's folder cannot be made
     TypeError,  # of Hydra itself, where a group is given a value that is no name
     ValueError,
+    AssertionError,  # of Hydra itself, where there is no name at all
 )
 
 
@@ -68,7 +69,9 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
         return ConfigError(
             f"hydra.run.dir={error.filename}: cannot be made ({error.strerror}); type another folder"
         )
-    if isinstance(error, TypeError | ValueError) and not isinstance(error, OmegaConfBaseException):
+    if isinstance(error, TypeError | ValueError | AssertionError) and not isinstance(
+        error, OmegaConfBaseException
+    ):
         return _no_name(error, overrides, compose)
     text = str(error)
     unknown = re.search(r"Could not (?:override|delete|append).*?'([^']+)'", text)
@@ -107,8 +110,12 @@ def _no_name(error: BaseException, overrides: Sequence[str], compose: Any) -> Co
     for override in overrides:
         try:
             compose([override])
-        except (TypeError, ValueError):
+        except EXPECTED as again:
+            if type(again) is not type(error):
+                continue
             group = override.lstrip("+~").partition("=")[0]
+            if not group:
+                return ConfigError(f"{override}: not an override; type key=value, or python -m runner --help")
             return ConfigError(
                 f"{override}: a group takes the name of an option; type {group}=<an option of conf/{group}>"
             )

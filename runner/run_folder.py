@@ -62,7 +62,7 @@ class RunFile:
             return cls(**{field.name: held[field.name] for field in fields(cls)})
         except FileNotFoundError as error:
             raise ConfigError(f"{run_dir}: not the folder of a run: it has no {RUN}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path}: not a whole {RUN} ({type(error).__name__}: {error})") from error
 
 
@@ -74,7 +74,7 @@ def read_result(run_dir: Path) -> Result | None:
     """None where the run has not ended, or nobody can read how."""
     try:
         result = json.loads((run_dir / RESULT).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return result if isinstance(result, dict) else None
 

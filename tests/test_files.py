@@ -124,7 +124,7 @@ OBJECTS = '{"a": 1, "y": 0}\n{"a": 2, "y": 1}\n\n'
         ("[1, 2]", "row 3: [1, 2] is no JSON object; columns: a: number, y: number"),
         ('{"a": 1, "z": 0}', "row 3, column 'z': is not in the first rows; columns: a: number, y: number"),
         ('{"a": 1}', "row 3, column 'y': the target is missing; columns: y: number, a: number"),
-        ('{"a": 1, "y": 0.5}', "row 3, column 'y': 0.5 is no label: whole numbers from 0 are, or text; columns: y: number, a: number"),
+        ('{"a": 1, "y": 0.5}', "row 3, column 'y': 0.5 is no label: whole numbers from 0 to 16777215 are, or text; columns: y: number, a: number"),
     ],
 )  # fmt: skip
 def test_a_json_line_s_fault_is_named_by_file_row_and_column(tmp_path, monkeypatch, text, message):

@@ -146,6 +146,6 @@ def test_arguments_that_cannot_be(tmp_path, arguments, message):
 
 def test_paths_without_a_file(tmp_path):
     for path, what in ((tmp_path / "*.md", "matches no file"), (tmp_path, "is a folder")):
-        message = f"path={path} {what}: a file or a glob such as 'texts/*.txt' is needed"
+        message = f"path={path}: {what}; a file or a glob such as 'texts/*.txt' is needed"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             read(str(path))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +54,8 @@ def load(dataset: schema.Dataset, seed: int = 0) -> Data:
         sampler = _sampler(found, dataset)
         train_rows = len(rows) if sampler is None else len(ask(sampler, 0, seed, len(rows)))
     except (RejectedError, TrainingError) as error:
-        raise ConfigError(f"dataset: {str(error).removeprefix('dataset: ')}") from error
+        said = str(error).removeprefix("dataset: ")
+        raise ConfigError(f"{_at_fault(dataset.target, said)}: {said}") from error
     _check_travel(splits, dataset)
     inputs, targets = train.first
     has_counts = dataset.task is Task.classification and len(targets) == len(rows)
@@ -76,12 +80,41 @@ def _build(dataset: schema.Dataset) -> Mapping[str, Any]:
     except ConfigError:
         raise
     except Exception as error:  # the user's reader may raise anything
-        raise ConfigError(f"dataset: {name} failed with {type(error).__name__}: {error}") from error
+        said, key = str(error), _at_fault(dataset.target, str(error))
+        if isinstance(error, ValueError) and said.startswith(tuple(f"{name}=" for name in dataset.target)):
+            raise ConfigError(f"dataset.{said}") from error
+        if not isinstance(error, ValueError) or key == "dataset":
+            said = f"{name}{_files(dataset.target)} failed with {type(error).__name__}: {said}"
+        raise ConfigError(f"{key}: {said}") from error
     if not isinstance(found, Mapping) or set(found) - EXTRA != {"train", "val"}:
         raise ConfigError(
             f'dataset: {name} must return {{"train": (inputs, targets), "val": (inputs, targets)}}'
         )
     return found
+
+
+def _at_fault(target: Mapping[str, Any], said: str) -> str:
+    """The beginning of the line about a dataset that was refused: its argument that means the file which is named in
+    `said`, with its value; else "dataset"."""
+    found = {}
+    for key, value in build.arguments(target).items():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, str) and path and _beginning(path) in said:
+                found[len(_beginning(path))] = f"dataset.{key}={value}"
+    return found[max(found)] if found else "dataset"
+
+
+def _files(target: Mapping[str, Any]) -> str:
+    """The arguments that are files."""
+    arguments = build.arguments(target).items()
+    found = [f"{key}={value}" for key, value in arguments if isinstance(value, str) and Path(value).is_file()]
+    return f"({', '.join(found)})" if found else ""
+
+
+def _beginning(path: str) -> str:
+    """How all files that a path means begin: of a glob, up to its first wildcard."""
+    start = re.split(r"[*?[]", path)[0] if glob.has_magic(path) and not Path(path).exists() else path
+    return start if "://" in start else str(Path(start).absolute())
 
 
 def _open(found: Any, split: str, dataset: schema.Dataset) -> Opened:

@@ -15,6 +15,9 @@ Array = npt.NDArray[Any]
 Pair = tuple[Array, Array]  # inputs [rows, …], targets [rows] or [rows, …]
 
 
+MOST_CLASSES = 2**24  # a larger label or token is a number of something else
+
+
 class RejectedError(ValueError):
     """Rows that do not fit; the message continues "dataset: "."""
 
@@ -94,12 +97,16 @@ class Check:
 
 
 def classes(splits: Sequence[Pair], task: Task) -> int:
-    """Largest label or token of checked rows + 1; number of targets for the other tasks."""
-    if task is Task.classification:
-        return max(int(targets.max()) for _, targets in splits) + 1
+    """Largest label or token of checked rows + 1; number of targets for the other tasks. Raises RejectedError."""
+    if task not in (Task.classification, Task.language_modeling):
+        return splits[0][1].shape[1]
+    columns = [targets for _, targets in splits]
     if task is Task.language_modeling:
-        return max(int(column.max()) for rows in splits for column in rows) + 1
-    return splits[0][1].shape[1]
+        columns += [inputs for inputs, _ in splits]
+    largest = max(int(column.max()) for column in columns)
+    if largest >= MOST_CLASSES:
+        raise RejectedError(f"the largest label is {largest}: {MOST_CLASSES - 1} is the most")
+    return largest + 1
 
 
 def _numeric(column: Array, what: str, numbers: Sequence[int]) -> Array:

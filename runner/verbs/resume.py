@@ -49,6 +49,10 @@ def request_of(run_dir: Path, overrides: list[str], roots: tuple[str, ...]) -> R
         os.chdir(stored.working_dir)
     roots = tuple(dict.fromkeys([*roots, *stored.import_roots]))
     sys.path[:] = [*roots, *(path for path in sys.path if path not in roots)]
+    try:
+        config.load(config.changed(stored.config, []))
+    except ConfigError as error:
+        raise ConfigError(f"{run_dir / run_folder.RUN}: {error}") from error
     composed = config.changed(stored.config, overrides)
     experiment, values = config.load(composed), config.to_container(composed)
     return Request(
