@@ -117,5 +117,8 @@ def _nearest_file(system: Any, inside: str) -> str:
         known = [str(name).rpartition("/")[2] for name in system.ls(folder, detail=False)]
     except OSError:
         return f" ({folder} is missing too)"
-    close = nearest(inside.rpartition("/")[2], known)
+    own = inside.rpartition("/")[2]
+    if own in known:
+        return " (a link to nothing, or no plain file)"
+    close = nearest(own, known)
     return close or f"; {folder} has {', '.join(sorted(known)[:5]) or 'no files'}"

@@ -99,7 +99,7 @@ class Images:
 
     def _pixels(self, name: str) -> Array:
         """uint8 [height, width, channels]."""
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
 
         try:
             with self.files.open(name) as file, Image.open(file) as image:
@@ -109,6 +109,8 @@ class Images:
                 if found.size != self.size[::-1]:
                     found = found.resize(self.size[::-1], Image.Resampling.BILINEAR)
                 return np.asarray(found).reshape(*self.size, self.channels)
+        except UnidentifiedImageError as error:  # whose words name Python's object for the file
+            raise ValueError(f"{name}: cannot be read: is no image, or none of a known format") from error
         except (OSError, ValueError, SyntaxError) as error:  # Pillow raises SyntaxError for a broken PNG
             raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
 

@@ -69,6 +69,19 @@ class Lines:
             blob = file.read(piece[1])
         return self._table(blob, piece[2], names, types, strict)
 
+    def place(self, name: str, row: int) -> str:
+        """With the line, as an editor counts them: the header and blank ones too."""
+        with self.files.open(name) as file:
+            self._start(file)
+            header = file.tell()
+            file.seek(0)
+            line = file.read(header).count(b"\n")
+            left = row + 1
+            while left:
+                left -= self._count(file.readline())
+                line += 1
+        return f"row {row + 1} (line {line})"
+
     def _start(self, file: Any) -> list[str] | None:
         """Move a file to its first row; the names of its header if it has one."""
         return None

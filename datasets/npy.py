@@ -124,7 +124,10 @@ def _load(name: str) -> Any:
                     return dict(found)
         return np.load(name, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a file with something else in it makes NumPy raise anything
-        raise ValueError(f"{name}: cannot be read: {reason(error)}") from error
+        said = reason(error)
+        if "pickle" in said or "Python objects" in said:  # NumPy would say how to load it all the same
+            said = "is no array of numbers that NumPy has saved"
+        raise ValueError(f"{name}: cannot be read: {said}") from error
 
 
 def _one(path: str) -> str:

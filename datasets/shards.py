@@ -31,6 +31,9 @@ class Format(Protocol):
     def read(self, name: str, piece: tuple[int, int, int], types: dict[str, Any], strict: bool) -> Any:
         """The arrow table of a piece, columns in the order of `types`; `strict` refuses others."""
 
+    def place(self, name: str, row: int) -> str:
+        """Where a row is, as a person would look for it; rows are counted from 0 here, from 1 there."""
+
 
 FORMATS: dict[str, Callable[[Files], Format]] = {
     "parquet": Parquet,
@@ -64,7 +67,8 @@ class Shards:
         try:
             self.types = self._told(self.first, self._format.types, self.first)
         except BadValueError as bad:
-            raise ValueError(f"{self.first}: row {bad.row + 1}: {bad.problem}") from bad
+            place = self._told(self.first, self._format.place, self.first, bad.row)
+            raise ValueError(f"{self.first}: {place}: {bad.problem}") from bad
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
@@ -138,10 +142,9 @@ class Shards:
         first = next(
             start for start, (file, _) in zip(self._bounds, self._pieces, strict=False) if file == name
         )
+        place = self._told(name, self._format.place, name, row - first)
         column = "" if bad.column is None else f", column {bad.column!r}"
-        return ValueError(
-            f"{name}: row {row - first + 1}{column}: {bad.problem}; {shown(self.kinds, bad.column)}"
-        )
+        return ValueError(f"{name}: {place}{column}: {bad.problem}; {shown(self.kinds, bad.column)}")
 
     def _compare(self, name: str, types: dict[str, Any], strict: bool, leader: Shards) -> None:
         found = self._format.columns(name)

@@ -91,5 +91,5 @@ def standardise(splits: Splits) -> Splits:
 
 def _held_out(rows: int, val_fraction: float) -> int:
     if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} must be between 0 and 1")
+        raise ValueError(f"val_fraction={val_fraction}: must be between 0 and 1")
     return max(1, round(rows * val_fraction))

@@ -66,13 +66,16 @@ def read(path: str | Sequence[str] | None = None) -> bytes:
     else:
         patterns = [path] if isinstance(path, str) else path
         files = [file for pattern in patterns for file in _files(pattern)]
-    return b"".join(_content(file) for file in files)
+    content = b"".join(_content(file) for file in files)
+    if not content:
+        raise ValueError(f"{files[0].absolute()}: is empty")
+    return content
 
 
 def divide(content: Text, val_fraction: float) -> tuple[Text, Text]:
     """The text up to the held-out part, and that part: the last round(length × val_fraction) bytes or characters."""
     if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} must be between 0 and 1")
+        raise ValueError(f"val_fraction={val_fraction}: must be between 0 and 1")
     held_out = round(len(content) * val_fraction)
     if min(held_out, len(content) - held_out) < 2:
         raise ValueError(

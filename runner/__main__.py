@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def run(arguments: list[str]) -> int:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(jobs)()
     except EXPECTED as error:
         overrides = [argument for argument in arguments if not argument.startswith("-")]
-        raise reword(error, overrides, _compose) from error
+        raise reword(error, overrides, composing(config_dirs(arguments)[0])) from error
     except KeyboardInterrupt:
         interrupts.ending()
         jobs.finish("KILLED")
@@ -179,11 +179,11 @@ def config_dirs(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 def request_of(arguments: Sequence[str], roots: tuple[str, ...]) -> Request:
     """The job that `python -m runner <arguments>` would run, in a folder that it does not make. Raises ConfigError."""
     folders, overrides = config_dirs(arguments)
-    search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
+    compose = composing(folders)
     try:
-        composed = _compose([*overrides, *search])
+        composed = compose(overrides)
     except EXPECTED as error:
-        raise reword(error, overrides, lambda others: _compose([*others, *search])) from error
+        raise reword(error, overrides, compose) from error
     experiment, values = config.load(composed), config.to_container(composed)
     outputs = Path.cwd() / "outputs"
     return Request(
@@ -198,10 +198,16 @@ def request_of(arguments: Sequence[str], roots: tuple[str, ...]) -> Request:
     )
 
 
-def _compose(overrides: list[str]) -> DictConfig:
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", overrides=overrides)
+def composing(folders: Sequence[Path]) -> Callable[[Sequence[str]], DictConfig]:
+    """What composes overrides, with further folders of configs."""
+    search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
+
+    def compose(overrides: Sequence[str]) -> DictConfig:
+        GlobalHydra.instance().clear()
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return hydra.compose("config", overrides=[*overrides, *search])
+
+    return compose
 
 
 def _interrupted() -> int:

@@ -89,7 +89,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file}: not a readable manifest ({error})") from error
     if version != SCHEMA_VERSION:
-        raise CheckpointError(f"{file}: schema version {version}, this runner reads {SCHEMA_VERSION}")
+        raise CheckpointError(
+            f"{file}: another version of runner wrote it (schema {version}, this one reads {SCHEMA_VERSION})"
+        )
     if content != _sealed({key: value for key, value in manifest.items() if key != SEAL}):
         raise CheckpointError(f"{file}: not what was written, its {SEAL} is another")
     for name in (STATE, WEIGHTS):

@@ -14,10 +14,13 @@ Manifest = dict[str, Any]
 
 
 def newest(run_dir: Path) -> Manifest | None:
-    """The manifest of the newest sound checkpoint."""
+    """The manifest of the newest sound checkpoint. Raises ConfigError where there are some, and all are damaged."""
     from runner import checkpoint  # which imports torch
 
-    path = checkpoint.latest(run_dir / "checkpoints")
+    rejected: list[str] = []
+    path = checkpoint.latest(run_dir / "checkpoints", rejected.append)
+    if path is None and rejected:
+        raise ConfigError(f"{rejected[0].removeprefix('warning: ')}; start a new run")
     return None if path is None else checkpoint.read_manifest(path)
 
 

@@ -212,7 +212,7 @@ def build_model(
     )
     if batch_norm is not None:
         raise ConfigError(
-            f"model={experiment.model.target['_target_']}: {batch_norm} is a SyncBatchNorm, which needs torch.distributed; "
+            f"model={experiment.model.target['_target_']}: {batch_norm or 'it'} is a SyncBatchNorm, which needs torch.distributed; "
             "use a norm without batch statistics (GroupNorm, LayerNorm)"
         )
     model = model.to(on, torch.float64 if experiment.trainer.precision is Precision.float64 else None)

@@ -58,10 +58,11 @@ def read_weights(path: str) -> Weights:
         return load_file(file)
     except CheckpointError as error:
         inside = [*checkpoint.committed(file), *checkpoint.committed(file / "checkpoints")]
-        instead = f"model.init_from={inside[-1]}" if inside else None
-        raise refuse("model.init_from", path, str(error), instead) from error
+        instead = inside[-1] if inside else "<another checkpoint>"
+        raise refuse("model.init_from", path, str(error), f"model.init_from={instead}") from error
     except (SafetensorError, OSError) as error:
-        raise refuse("model.init_from", path, f"not a whole .safetensors file ({error})") from error
+        why = f"not a whole .safetensors file ({error})"
+        raise refuse("model.init_from", path, why, "model.init_from=<another file>") from error
 
 
 def initialise(model: nn.Module, settings: schema.Model, weights: Weights | None = None) -> str:

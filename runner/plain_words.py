@@ -22,6 +22,7 @@ WORDS: tuple[tuple[str, str, str | Callable[[Found], str]], ...] = (
     (r"Value '.*' is not a valid bool.*", "must be true or false", "{key}=true"),
     (r"Invalid value '(?P<value>.*)', expected one of \[(?P<options>.*)\]", r"must be one of \g<options>", _closest),
     (r"Invalid value assigned: \w+ is not a ListConfig, list or tuple\.", "must be a list", "{key}=[…]"),
+    (r"Cannot merge DictConfig with ListConfig", "must hold keys and values, not a list", "{key}.<name>=…"),
     (r"field '.*' is not Optional", "must have a value", ""),
     (r"Missing mandatory value: .*", "has no value", "{key}=…"),
     (r"Interpolation key '(.*)' not found", r"refers to \1, which is no key of the config", ""),

@@ -14,7 +14,7 @@ from hydra.errors import (
     SearchPathException,
 )
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from yaml import Mark, MarkedYAMLError, YAMLError
 
 from runner.errors import ConfigError, nearest
@@ -31,7 +31,9 @@ EXPECTED = (
     TypeError,  # of Hydra itself, where a group is given a value that is no name
     ValueError,
     AssertionError,  # of Hydra itself, where there is no name at all
+    RecursionError,  # a YAML node that holds itself
 )
+UNREADABLE = (UnicodeDecodeError, RecursionError, GrammarParseError)  # of an option's file
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -69,10 +71,13 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
         return ConfigError(
             f"hydra.run.dir={error.filename}: cannot be made ({error.strerror}); type another folder"
         )
-    if isinstance(error, TypeError | ValueError | AssertionError) and not isinstance(
+    if isinstance(error.__cause__, GrammarParseError):
+        error = error.__cause__
+    is_plain = isinstance(error, TypeError | ValueError | AssertionError) and not isinstance(
         error, OmegaConfBaseException
-    ):
-        return _no_name(error, overrides, compose)
+    )
+    if is_plain or isinstance(error, UNREADABLE):
+        return _option(error, overrides, compose)
     text = str(error)
     unknown = re.search(r"Could not (?:override|delete|append).*?'([^']+)'", text)
     if unknown and "defaults list" in text:
@@ -106,13 +111,15 @@ def _missing_option(error: MissingConfigException) -> ConfigError:
     return ConfigError(f"{line}; type {group}={close}" if close else line)
 
 
-def _no_name(error: BaseException, overrides: Sequence[str], compose: Any) -> ConfigError:
+def _option(error: BaseException, overrides: Sequence[str], compose: Any) -> ConfigError:
     for override in overrides:
         try:
             compose([override])
         except EXPECTED as again:
-            if type(again) is not type(error):
+            if type(error) not in (type(again), type(again.__cause__)):
                 continue
+            if isinstance(error, UNREADABLE):
+                return ConfigError(f"{override}: its file is no valid YAML ({str(error).splitlines()[0]})")
             group = override.lstrip("+~").partition("=")[0]
             if not group:
                 return ConfigError(f"{override}: not an override; type key=value, or python -m runner --help")

@@ -142,7 +142,10 @@ def rewrite(saved, **changes):
 
 def test_a_newer_schema_is_refused(saved):
     rewrite(saved, schema_version=checkpoint.SCHEMA_VERSION + 1)
-    assert refusal(saved) == f"{saved / MANIFEST}: schema version 4, this runner reads 3"
+    assert (
+        refusal(saved)
+        == f"{saved / MANIFEST}: another version of runner wrote it (schema 4, this one reads 3)"
+    )
 
 
 def test_a_manifest_that_does_not_vouch_for_every_file_is_refused(saved):

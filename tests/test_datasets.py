@@ -112,7 +112,7 @@ def test_split_holds_out_at_least_one_row():
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
 def test_split_refuses_a_fraction_that_leaves_a_side_empty(fraction):
-    with pytest.raises(ValueError, match=f"val_fraction={fraction} must be between 0 and 1"):
+    with pytest.raises(ValueError, match=f"val_fraction={fraction}: must be between 0 and 1"):
         split(np.zeros((3, 1)), np.zeros(3), fraction, 0)
 
 

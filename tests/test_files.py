@@ -99,12 +99,12 @@ GOOD = "a,b,y\n1,x,0\n2,x,1\n3,z,0\n"
         ("", "is empty"),
         ("a,b,y\n", "has no rows"),
         ("a,a,y\n1,2,3\n", "column 'a' is there twice in the header"),
-        (GOOD + "oops,x,0\n", "row 4, column 'a': 'oops' is not a number; columns: a: number, b: text, y: number"),
-        (GOOD + "\n4,x\n", "row 4: number of values is 2, of names in the header 3; columns: a: number, b: text, y: number"),
-        (GOOD + '4,"x\nz",1\n', "row 4: number of values is 2, of names in the header 3; columns: a: number, b: text, y: number"),
-        (GOOD + "4,x,\n", "row 4, column 'y': the target is missing; columns: y: number, a: number, b: text"),
-        (GOOD + "inf,x,1\n", "row 4, column 'a': inf is not finite; columns: a: number, b: text, y: number"),
-        (GOOD.encode() + b"4,\xff,1\n", "row 4, column 'b': '\\udcff' is not text (UTF-8); columns: b: text, a: number, y: number"),
+        (GOOD + "oops,x,0\n", "row 4 (line 5), column 'a': 'oops' is not a number; columns: a: number, b: text, y: number"),
+        (GOOD + "\n4,x\n", "row 4 (line 6): number of values is 2, of names in the header 3; columns: a: number, b: text, y: number"),
+        (GOOD + '4,"x\nz",1\n', "row 4 (line 5): number of values is 2, of names in the header 3; columns: a: number, b: text, y: number"),
+        (GOOD + "4,x,\n", "row 4 (line 5), column 'y': the target is missing; columns: y: number, a: number, b: text"),
+        (GOOD + "inf,x,1\n", "row 4 (line 5), column 'a': inf is not finite; columns: a: number, b: text, y: number"),
+        (GOOD.encode() + b"4,\xff,1\n", "row 4 (line 5), column 'b': '\\udcff' is not text (UTF-8); columns: b: text, a: number, y: number"),
     ],
 )  # fmt: skip
 def test_a_csv_s_fault_is_named_by_file_row_and_column(tmp_path, monkeypatch, text, message):
@@ -119,12 +119,12 @@ OBJECTS = '{"a": 1, "y": 0}\n{"a": 2, "y": 1}\n\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": "oops", "y": 0}', "row 3, column 'a': 'oops' is not a number; columns: a: number, y: number"),
-        ('{"a": 1, "y": 0', "row 3: is no JSON: Expecting ',' delimiter: line 1 column 16 (char 15); columns: a: number, y: number"),
-        ("[1, 2]", "row 3: [1, 2] is no JSON object; columns: a: number, y: number"),
-        ('{"a": 1, "z": 0}', "row 3, column 'z': is not in the first rows; columns: a: number, y: number"),
-        ('{"a": 1}', "row 3, column 'y': the target is missing; columns: y: number, a: number"),
-        ('{"a": 1, "y": 0.5}', "row 3, column 'y': 0.5 is no label: whole numbers from 0 to 16777215 are, or text; columns: y: number, a: number"),
+        ('{"a": "oops", "y": 0}', "row 3 (line 3), column 'a': 'oops' is not a number; columns: a: number, y: number"),
+        ('{"a": 1, "y": 0', "row 3 (line 3): is no JSON: Expecting ',' delimiter: line 1 column 16 (char 15); columns: a: number, y: number"),
+        ("[1, 2]", "row 3 (line 3): [1, 2] is no JSON object; columns: a: number, y: number"),
+        ('{"a": 1, "z": 0}', "row 3 (line 3), column 'z': is not in the first rows; columns: a: number, y: number"),
+        ('{"a": 1}', "row 3 (line 3), column 'y': the target is missing; columns: y: number, a: number"),
+        ('{"a": 1, "y": 0.5}', "row 3 (line 3), column 'y': 0.5 is no label: whole numbers from 0 to 16777215 are, or text; columns: y: number, a: number"),
     ],
 )  # fmt: skip
 def test_a_json_line_s_fault_is_named_by_file_row_and_column(tmp_path, monkeypatch, text, message):
@@ -136,7 +136,7 @@ def test_a_json_line_s_fault_is_named_by_file_row_and_column(tmp_path, monkeypat
 def test_rows_are_counted_within_their_own_file_across_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "PIECE_BYTES", 8)
     write(tmp_path, a_csv="a,y\n1,0\n2,1\n", b_csv="y,a\n0,1\n1,2\n0,3\n1,oops\n")
-    message = "b.csv: row 4, column 'a': 'oops' is not a number; columns: a: number, y: number"
+    message = "b.csv: row 4 (line 5), column 'a': 'oops' is not a number; columns: a: number, y: number"
     assert refusal(tmp_path) == f"{tmp_path}/{message}"
 
 
@@ -152,7 +152,7 @@ def test_rows_are_counted_within_their_own_file_across_pieces(tmp_path, monkeypa
         ({"target": ["a", "b"]}, "target column 'b' is text: a list of targets needs numbers"),
         ({"target": "b", "target_kind": "regression"}, "target column 'b' is text: a regression needs numbers"),
         ({"target": ["a", "y"], "target_kind": "classification"}, "target=['a', 'y']: a classification has one target column"),
-        ({"val_fraction": 1.5}, "val_fraction=1.5 must be between 0 and 1"),
+        ({"val_fraction": 1.5}, "val_fraction=1.5: must be between 0 and 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_named_with_what_there_is(tmp_path, more, message):
@@ -241,7 +241,7 @@ def test_a_file_of_another_filesystem_is_named_too(monkeypatch):
     monkeypatch.setattr(lines, "FIRST_ROWS", 3)
     with fsspec.open("memory://refused/a.csv", "w") as file:
         file.write(GOOD + "oops,x,0\n")
-    with pytest.raises(ValueError, match=r"^/refused/a.csv: row 4, column 'a': 'oops' is not a number"):
+    with pytest.raises(ValueError, match=r"^/refused/a.csv: row 4 \(line 5\), column 'a': 'oops' is not a number"):
         table.read("memory://refused/a.csv", "y")
 
 
@@ -254,9 +254,9 @@ def test_a_table_whose_inputs_are_all_missing_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "a,b,y\n1,x,0\n1,x\n", "row 2: number of values is 2, of names in the header 3"),
-        ("a.jsonl", '{"a": 1}\n{"a": "x"}\n', "row 2: cannot be parsed: is a name there twice, or do the first rows mix types?"),
-        ("a.jsonl", '{"a": 1}\n{"a": 1, "a": 2}\n', "row 2: cannot be parsed: is a name there twice, or do the first rows mix types?"),
+        ("a.csv", "a,b,y\n1,x,0\n1,x\n", "row 2 (line 3): number of values is 2, of names in the header 3"),
+        ("a.jsonl", '{"a": 1}\n{"a": "x"}\n', "row 2 (line 2): cannot be parsed: is a name there twice, or do the first rows mix types?"),
+        ("a.jsonl", '{"a": 1}\n{"a": 1, "a": 2}\n', "row 2 (line 2): cannot be parsed: is a name there twice, or do the first rows mix types?"),
     ],
 )  # fmt: skip
 def test_a_fault_among_the_rows_that_say_the_types_is_named_by_its_row(tmp_path, name, text, message):

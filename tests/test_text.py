@@ -129,8 +129,8 @@ def test_an_installed_package_has_no_documentation(tmp_path, monkeypatch):
         ({"stride": 0}, "stride=0 must be between 1 and context_length=128"),
         ({"stride": 129}, "stride=129 must be between 1 and context_length=128"),
         ({"context_length": 0}, "context_length=0 must be at least 1"),
-        ({"val_fraction": 0}, "val_fraction=0 must be between 0 and 1"),
-        ({"val_fraction": 1.0}, "val_fraction=1.0 must be between 0 and 1"),
+        ({"val_fraction": 0}, "val_fraction=0: must be between 0 and 1"),
+        ({"val_fraction": 1.0}, "val_fraction=1.0: must be between 0 and 1"),
         (
             {"val_fraction": 0.1},
             "val_fraction=0.1 of a text of length 12 is 1: both parts need two tokens",

@@ -14,6 +14,7 @@ from runner.schema import Tracking
 
 STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "")
 _SQLITE = "sqlite:///"
+_MAGIC = b"SQLite format 3\0"
 _NEW = ".new-mlflow.db"
 
 
@@ -43,6 +44,8 @@ def check_uri(uri: str) -> None:
         raise ConfigError(
             f"tracking.uri={uri}: MLflow has no such store; type tracking.uri=sqlite:///mlflow.db"
         )
+    if uri.startswith(f"{_SQLITE}/"):
+        check_file(uri, Path(parts.path.removeprefix("/")))
     if parts.scheme not in ("http", "https"):
         return
     try:
@@ -55,6 +58,21 @@ def check_uri(uri: str) -> None:
             f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type tracking=none to "
             "train without it"
         )
+
+
+def check_file(uri: str, path: Path) -> None:
+    """A SQLite file that is one and can be written, or can be made. Raises ConfigError."""
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if there == path:
+        with path.open("rb") as file:
+            is_one = file.read(len(_MAGIC)) in (_MAGIC, b"")
+        reason = None if is_one else "is no SQLite file"
+    else:
+        reason = None if there.is_dir() else f"{there} is a file, not a folder"
+    if reason is None and not os.access(there, os.W_OK):
+        reason = f"{there} cannot be written"
+    if reason:
+        raise ConfigError(f"tracking.uri={uri}: {reason}; type tracking.uri=sqlite:///mlflow.db")
 
 
 def missing(uri: str) -> bool:
