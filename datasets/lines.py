@@ -158,6 +158,8 @@ class Csv(Lines):
         else:
             raise ValueError("is empty")
         names = next(csv.reader([line.decode("utf-8-sig")]))
+        if any("\0" in name for name in names):
+            raise ValueError("a name in the header holds a NUL: is this text?")
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"column {twice!r} is there twice in the header")

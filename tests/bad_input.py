@@ -54,6 +54,10 @@ CASES = (
     Bad("added and misspelt", ("+trainer.epoch=3",), "trainer.epoch: no such key in trainer, ", "did you mean trainer.epochs?"),
     Bad("added at the top", ("+foo=1",), "foo: no such key in the config, which has model"),
     Bad("added, but there", ("+model.hidden=128",), "+model.hidden=128: model.hidden is there already; type model.hidden=…"),
+    Bad("a key deleted", ("~allowed_targets",), "allowed_targets: cannot be deleted, only be given another value"),
+    Bad("no key", ("+=[/,/]",), "+=[/,/]: not an override; type key=value, or python -m runner --help"),
+    Bad("two mistakes", ("model=mpl", "+=1"), "+=1: not an override; type key=value, or python -m runner --help"),
+    Bad("line break in a value", ("model=a\n\x1b[31mb",), "model=a \\x1b[31mb: not an override; type key=value, or python -m runner --help"),
     Bad("no value", ("trainer.epochs=",), "trainer.epochs=: must be a whole number", "; type trainer.epochs=1"),
     Bad("missing value", ("trainer.epochs=???",), "trainer.epochs: has no value; type trainer.epochs=…"),
     Bad("wrong type", ("trainer.epochs=many",), "trainer.epochs=many: must be a whole number; type trainer.epochs=1"),
@@ -109,10 +113,15 @@ CASES = (
     Bad("no label", (*TABLE, "dataset.path=unlabelled.csv"), "dataset.path=unlabelled.csv: {here}/unlabelled.csv: row 8 (line 10), column 'label': the target is missing"),
     Bad("label out of range, CSV", (*TABLE, "dataset.path=negative.csv"), "dataset.path=negative.csv: {here}/negative.csv: row 8 (line 9), column 'label': -1 is no label: whole numbers from 0 to 16777215 are, or text"),
     Bad("label out of range, Parquet", (*TABLE, "dataset.path=negative.parquet"), "dataset.path=negative.parquet: {here}/negative.parquet: row 8, column 'label': -1 is no label: whole numbers from 0 to 16777215 are, or text"),
+    Bad("label of billions, CSV", (*TABLE, "dataset.path=billions.csv"), "dataset.path=billions.csv: {here}/billions.csv: row 8 (line 9), column 'label': 4278190081 is no label: whole numbers from 0 to 16777215 are, or text"),
+    Bad("NUL in the header", (*TABLE, "dataset.path=nul.csv"), "dataset.path=nul.csv: {here}/nul.csv: a name in the header holds a NUL: is this text?"),
+    Bad("Parquet with other numbers of rows", (*TABLE, "dataset.path=counted.parquet"), "dataset.path=counted.parquet: {here}/counted.parquet: is damaged: its row groups do not have as many rows as it says"),
+    Bad("broken .npz", (*NPY, "dataset.inputs=broken.npz", "dataset.targets=null"), "dataset.inputs=broken.npz: {here}/broken.npz: cannot be read: "),
     Bad("no such column", (*TABLE, "dataset.path=rows.csv", "dataset.target=lable"), "dataset.path=rows.csv: {here}/rows.csv: no column 'lable'; did you mean label?"),
     Bad("more workers than rows", (*TABLE, "dataset.path=few.csv", "scaling.num_workers=2"), "scaling.num_workers=2: more workers than the 1 training rows; type scaling.num_workers=1"),
     Bad("NaN in a row", (*NPY, "dataset.inputs=nan.npy"), "dataset.inputs=nan.npy: {here}/nan.npy: row 7: nan is not finite"),
     Bad("label out of range", (*NPY, "dataset.targets=negative.npy"), "dataset.targets=negative.npy: {here}/negative.npy: row 9: -1 is no label: whole numbers from 0 to 16777215 are"),
+    Bad("label of billions", (*NPY, "dataset.targets=billions.npy"), "dataset.targets=billions.npy: {here}/billions.npy: row 9: 4278190081 is no label: whole numbers from 0 to 16777215 are"),
     Bad("fewer targets than inputs", (*NPY, "dataset.targets=short.npy"), "dataset.inputs=inputs.npy: {here}/inputs.npy: inputs and targets need as many rows; they are (40, 8) and (30,)"),
     Bad("val_fraction", ("dataset.val_fraction=2",), "dataset.val_fraction=2: must be between 0 and 1"),
     Bad("inputs that do not fit", ("model.in_features=7",), "model=models.mlp.MLP: a batch with inputs (32, 1, 8, 8) and targets (32,) failed with RuntimeError: ", "; type model.in_features=null (the data and the plan know it)"),
@@ -183,6 +192,9 @@ def write_files(here: Path) -> None:
         "ragged.csv": _csv([*csv[:7], "7,0,1,9", *csv[8:]]),
         "ragged.jsonl": "\n".join([*objects[:7], '{"a": 7, "label": 1', *objects[8:]]),
         "unlabelled.csv": _csv(["", *csv[:7], "7,14,", *csv[8:]]),
+        "billions.csv": _csv([*csv[:7], "7,14,4278190081", *csv[8:]]),
+        "nul.csv": _csv(csv).replace("a,", "\0,", 1),
+        "broken.npz": b"PK\x03\x04 and no more",
         "negative.csv": _csv([*csv[:7], "7,14,-1", *csv[8:]]),
     }
     for name, content in files.items():
@@ -213,6 +225,11 @@ def write_arrays(here: Path) -> None:
     targets[9] = -1
     np.save(here / "nan.npy", inputs)
     np.save(here / "negative.npy", targets)
+    targets[9] = 4278190081
+    np.save(here / "billions.npy", targets)
+    content = (here / "infinite.parquet").read_bytes()
+    at = content.rindex(b"\x16\x50\x19")  # in the footer: 40 rows, as a zigzag number
+    (here / "counted.parquet").write_bytes(content[:at] + b"\x16\x4e\x19" + content[at + 3 :])
 
 
 def write_checkpoints(here: Path) -> None:

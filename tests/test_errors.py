@@ -32,6 +32,26 @@ def test_each_kind_has_its_exit_code_and_survives_pickling(kind, code):
     assert (type(copy), str(copy), copy.exit_code) == (kind, "what to type", code)
 
 
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("two\n  lines\r\nand \u2028 a third", "two lines and a third"),
+        ("\x1b[31mred\x07 \u202e \udcff", "\\x1b[31mred\\x07 \\u202e \\udcff"),
+        ("a  b é 日本 𝕏 ·", "a  b é 日本 𝕏 ·"),
+        ("", ""),
+    ],
+)
+def test_a_message_is_one_line_that_a_terminal_shows_as_it_is(message, line):
+    assert str(ConfigError(message)) == line
+
+
+def test_what_others_add_to_a_message_on_its_way_stays_apart():
+    """As Ray Data does, whose lines are taken off by who receives the error."""
+    error = TrainingError("row 7")
+    error.args = ("row 7\nFailed after 1 attempt",)
+    assert str(pickle.loads(pickle.dumps(error))) == "row 7\nFailed after 1 attempt"
+
+
 def test_a_refusal_names_key_value_what_is_allowed_and_what_to_type():
     assert str(refuse("a.b", 0, "must be 1 or more", "a.b=1")) == "a.b=0: must be 1 or more; type a.b=1"
     assert str(refuse("a.b", 0, "must be 1 or more")) == "a.b=0: must be 1 or more"

@@ -119,12 +119,12 @@ OBJECTS = '{"a": 1, "y": 0}\n{"a": 2, "y": 1}\n\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": "oops", "y": 0}', "row 3 (line 3), column 'a': 'oops' is not a number; columns: a: number, y: number"),
-        ('{"a": 1, "y": 0', "row 3 (line 3): is no JSON: Expecting ',' delimiter: line 1 column 16 (char 15); columns: a: number, y: number"),
-        ("[1, 2]", "row 3 (line 3): [1, 2] is no JSON object; columns: a: number, y: number"),
-        ('{"a": 1, "z": 0}', "row 3 (line 3), column 'z': is not in the first rows; columns: a: number, y: number"),
-        ('{"a": 1}', "row 3 (line 3), column 'y': the target is missing; columns: y: number, a: number"),
-        ('{"a": 1, "y": 0.5}', "row 3 (line 3), column 'y': 0.5 is no label: whole numbers from 0 to 16777215 are, or text; columns: y: number, a: number"),
+        ('{"a": "oops", "y": 0}', "row 3 (line 4), column 'a': 'oops' is not a number; columns: a: number, y: number"),
+        ('{"a": 1, "y": 0', "row 3 (line 4): is no JSON: Expecting ',' delimiter: line 1 column 16 (char 15); columns: a: number, y: number"),
+        ("[1, 2]", "row 3 (line 4): [1, 2] is no JSON object; columns: a: number, y: number"),
+        ('{"a": 1, "z": 0}', "row 3 (line 4), column 'z': is not in the first rows; columns: a: number, y: number"),
+        ('{"a": 1}', "row 3 (line 4), column 'y': the target is missing; columns: y: number, a: number"),
+        ('{"a": 1, "y": 0.5}', "row 3 (line 4), column 'y': 0.5 is no label: whole numbers from 0 to 16777215 are, or text; columns: y: number, a: number"),
     ],
 )  # fmt: skip
 def test_a_json_line_s_fault_is_named_by_file_row_and_column(tmp_path, monkeypatch, text, message):
@@ -241,7 +241,9 @@ def test_a_file_of_another_filesystem_is_named_too(monkeypatch):
     monkeypatch.setattr(lines, "FIRST_ROWS", 3)
     with fsspec.open("memory://refused/a.csv", "w") as file:
         file.write(GOOD + "oops,x,0\n")
-    with pytest.raises(ValueError, match=r"^/refused/a.csv: row 4 \(line 5\), column 'a': 'oops' is not a number"):
+    with pytest.raises(
+        ValueError, match=r"^/refused/a.csv: row 4 \(line 5\), column 'a': 'oops' is not a number"
+    ):
         table.read("memory://refused/a.csv", "y")
 
 

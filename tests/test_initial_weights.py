@@ -97,7 +97,9 @@ def test_a_damaged_file_is_one_line(tmp_path, damage):
     path = tmp_path / "w.safetensors"
     saved(path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ConfigError, match=r"^model.init_from=.*: not a whole .safetensors file \([^\n]*\)$"):
+    with pytest.raises(
+        ConfigError, match=r"^model.init_from=.*: not a whole .safetensors file \([^\n]*\); type [^\n]*$"
+    ):
         parameters.initialise(Network(), schema.Model(init_from=str(path)))
 
 
@@ -112,7 +114,8 @@ def test_a_damaged_checkpoint_a_missing_file_and_another_kind_are_one_line(tmp_p
         parameters.initialise(Network(), schema.Model(init_from=str(folder)))
     missing = tmp_path / "no.safetensors"
     with refused(
-        f"model.init_from={missing}: not a whole .safetensors file (No such file or directory: {missing})"
+        f"model.init_from={missing}: not a whole .safetensors file (No such file or directory: {missing}); "
+        "type model.init_from=<another file>"
     ):
         parameters.initialise(Network(), schema.Model(init_from=str(missing)))
     pickled = tmp_path / "w.pt"

@@ -116,7 +116,7 @@ def test_a_torn_run_json_is_named(tmp_path, length):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"run_id": "abc"}', "null"])
+@pytest.mark.parametrize("content", ["[]", "{}", '{"run_id": "abc"}', "null", "[" * 100_000])
 def test_a_run_json_of_something_else_is_named(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(ConfigError, match=r"not a whole run\.json"):
@@ -138,7 +138,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-@pytest.mark.parametrize("content", [None, "", '{"status": "FIN', "[1]"])
+@pytest.mark.parametrize("content", [None, "", '{"status": "FIN', "[1]", "[" * 100_000])
 def test_a_result_that_is_missing_or_unreadable_is_none(tmp_path, content):
     if content is not None:
         (tmp_path / "result.json").write_text(content)
