@@ -28,6 +28,7 @@ _OF_A_TEXT = re.compile(
     r"(?:pad|mask|cls|sep|unk|bos|eos|special|start|end)_token$", re.IGNORECASE
 )  # a tokenizer's
 _USER_INFO = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
+_REFERRED_USER_INFO = re.compile(r"(?:[\w.%-]+:)?\$\{[^{},]+\}(?::\$\{[^{},]+\})?")
 _ONLY_A_REFERENCE = re.compile(r"\$\{[^{},]+\}")  # an interpolation without a default of its own
 _FORWARDED = (  # what rank 0 needs where its node has it not
     "MLFLOW_TRACKING_USERNAME",
@@ -72,7 +73,7 @@ def learn(node: Any) -> None:
 
 def mask(text: str) -> str:
     """`text` without the secrets that this process knows."""
-    found = _USER_INFO.sub(MASK, text) if "://" in text else text
+    found = _USER_INFO.sub(_mask_user_info, text) if "://" in text else text
     return _pattern.sub(MASK, found) if _pattern else found
 
 
@@ -164,6 +165,10 @@ def _mask_leaf(leaf: Any) -> Any:
     key, has_value, _ = leaf.partition("=")
     text = f"{key}={MASK}" if has_value and looks_secret(key) else mask(leaf)
     return leaf if text == leaf else text
+
+
+def _mask_user_info(found: re.Match[str]) -> str:
+    return found[0] if _REFERRED_USER_INFO.fullmatch(found[0]) else MASK
 
 
 def _hides(path: tuple[str, ...], leaf: Any) -> bool:
