@@ -14,6 +14,7 @@ from runner.plan import Plan
 from runner.prepare import Request
 from runner.report.console import error_line, relative
 from runner.run_folder import RESULT, RunFile, locked, lost, now, read_result, write_result
+from runner.secrets import unmasked
 from runner.tracking import RunRecord, open_record, reopen_record
 from runner.tracking.earlier import lost_run
 
@@ -67,7 +68,7 @@ def end_lost_runs(outputs: Path, say: Callable[[str], None]) -> None:
 def end_lost_run(run_dir: Path) -> None:
     """FAILED, in its folder and in MLflow. Raises RunnerError where the store does not answer."""
     run = RunFile.read(run_dir)
-    run_id, uri = run.run_id, run.tracking_uri
+    run_id, uri = run.run_id, run.tracking_uri and unmasked(run.tracking_uri)
     if run_id is not None and uri is not None:
         problem = bounded(lambda: lost_run(uri, run_id, DRIVER_LOST))
         if problem:

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 
 from runner import __main__ as door
-from runner import checkpoint, config, parameters, prepare, run_folder, schema
+from runner import checkpoint, config, parameters, prepare, run_folder, schema, secrets
 from runner.errors import RunnerError
 from runner.executors import ray_cluster
 from runner.ingest import arrays
@@ -53,6 +53,12 @@ def here(tmp_path_factory):
         patch.setattr(door, "train", planned)
         patch.setattr(resume, "train", planned)
         patch.setattr(ray_cluster, "start", launched)
+        for name, nothing in (
+            ("_known", set()),
+            ("_uris", {}),
+            ("_pattern", None),
+        ):  # until the tests after these
+            patch.setattr(secrets, name, nothing)
         for room in (ray_cluster, store):
             patch.setattr(room, "unreachable", lambda host, port: "Connection refused")
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, limits[1]))

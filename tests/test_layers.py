@@ -10,6 +10,7 @@ RUNNER = PROJECT / "runner"
 
 # Each room imports only from the rooms of the lines above its own.
 LAYERS = [
+    {"secrets"},
     {"errors", "schema", "lr_scaling", "rank_log", "provenance", "reach", "interrupts", "train_state"},
     {"targets", "plain_words"},
     {"resources", "build", "communicator", "checkpoint", "snapshot", "run_folder", "stacks", "tracking"},

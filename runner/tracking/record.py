@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.errors import ConfigError, RunnerError
 from runner.schema import Tracking
+from runner.secrets import mask, masked
 from runner.tracking.artifacts import read_text
 from runner.tracking.mlflow import clean, prepare
 from runner.tracking.store import (
@@ -38,7 +39,7 @@ class MlflowRecord:
     def log_params(self, params: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
-        entries = [Param(clean(key), str(value)[:MAX_PARAM_LENGTH]) for key, value in params.items()]
+        entries = [Param(clean(key), str(value)[:MAX_PARAM_LENGTH]) for key, value in masked(params).items()]
         for start in range(0, len(entries), MAX_PARAMS):
             self._client.log_batch(self._id, params=entries[start : start + MAX_PARAMS])
 
@@ -50,7 +51,7 @@ class MlflowRecord:
         self._client.log_batch(self._id, metrics=entries)
 
     def log_text(self, text: str, name: str) -> None:
-        self._client.log_text(self._id, text, name)
+        self._client.log_text(self._id, mask(text), name)
 
     def log_artifact(self, path: Path) -> None:
         if path.is_dir():
@@ -61,11 +62,11 @@ class MlflowRecord:
     def set_tags(self, tags: dict[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        self._client.log_batch(self._id, tags=[RunTag(key, value) for key, value in tags.items()])
+        self._client.log_batch(self._id, tags=[RunTag(key, value) for key, value in masked(tags).items()])
 
     def log_event(self, text: str) -> None:
         # An artifact, for a tag has a limit; the whole of it each time, for an artifact cannot be appended to.
-        line = " ".join(text.split())
+        line = mask(" ".join(text.split()))
         self._events += f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}\n"
         self._client.log_text(self._id, self._events, EVENTS)
         self._client.set_tag(self._id, LAST_EVENT, line[:MAX_NOTE])
@@ -73,7 +74,7 @@ class MlflowRecord:
     def finish(self, status: str, error: str | None = None) -> None:
         self._client.set_terminated(self._id, status)  # first: it matters more than the reason
         if error:
-            self._client.set_tag(self._id, ERROR, error[:MAX_NOTE])
+            self._client.set_tag(self._id, ERROR, mask(error)[:MAX_NOTE])
 
 
 def create_run(
