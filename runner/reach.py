@@ -13,4 +13,6 @@ def unreachable(host: str, port: int) -> str | None:
         socket.create_connection((host, port), timeout=SECONDS).close()
     except OSError as error:
         return error.strerror or str(error)
+    except (OverflowError, UnicodeError) as error:  # of a port or a name that cannot be
+        return str(error)
     return None

@@ -107,14 +107,19 @@ def _own_process_groups() -> Iterator[None]:
 
 
 def reach(address: str) -> None:
-    """Raise PreflightError in seconds where nothing listens (Ray itself would try for ever); use the user's token."""
+    """Raise PreflightError in seconds for what is no address, and where nothing listens (Ray itself would try for ever); use
+    the user's token."""
     if _token_file().exists():
         os.environ.setdefault(
             "RAY_AUTH_MODE", "token"
         )  # `ray start` does the same; a driver that joins does not
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):  # "auto"
+    if address == "auto":
         return
+    if not (host and port.isdecimal()):
+        raise PreflightError(
+            f"scaling.address={address}: must be host:port, ray://host:port, auto or local; type scaling.address=local"
+        )
     if reason := unreachable(host, int(port)):
         raise PreflightError(
             f"scaling.address={address}: nothing answers there ({reason}); start a cluster with "
