@@ -77,8 +77,8 @@ class Lines:
             file.seek(0)
             line = file.read(header).count(b"\n")
             left = row + 1
-            while left:
-                left -= self._count(file.readline())
+            while left and (text := file.readline()):
+                left -= self._count(text)
                 line += 1
         return f"row {row + 1} (line {line})"
 

@@ -96,11 +96,11 @@ def _build(dataset: schema.Dataset) -> Mapping[str, Any]:
 def _at_fault(target: Mapping[str, Any], said: str) -> str:
     """The beginning of the line about a dataset that was refused: its argument that means the file which is named in
     `said`, with its value; else "dataset"."""
-    found = {}
+    found: dict[int, str] = {}
     for key, value in build.arguments(target).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and path and _beginning(path) in said:
-                found[len(_beginning(path))] = f"dataset.{key}={value}"
+                found.setdefault(len(_beginning(path)), f"dataset.{key}={value}")
     return found[max(found)] if found else "dataset"
 
 
