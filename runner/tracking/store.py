@@ -13,6 +13,7 @@ from runner.reach import unreachable
 from runner.schema import Tracking
 
 STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "")
+PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _SQLITE = "sqlite:///"
 _NEW = ".new-mlflow.db"
 
@@ -43,11 +44,9 @@ def check_uri(uri: str) -> None:
         raise ConfigError(
             f"tracking.uri={uri}: MLflow has no such store; type tracking.uri=sqlite:///mlflow.db"
         )
-    if parts.scheme not in ("http", "https"):
-        return
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        reason = unreachable(parts.hostname or "", port)
+        where = endpoint(uri)
+        reason = None if where is None or isinstance(where, Path) else unreachable(*where)
     except ValueError as error:  # the port is no number
         reason = str(error)
     if reason:
@@ -55,6 +54,15 @@ def check_uri(uri: str) -> None:
             f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type tracking=none to "
             "train without it"
         )
+
+
+def endpoint(uri: str) -> tuple[str, int] | Path | None:
+    """Host and port of a store's server, or the file that it is; None where MLflow alone knows (databricks)."""
+    parts = urlsplit(uri)
+    if parts.scheme == "sqlite":
+        return Path(parts.path.removeprefix("/"))
+    port = parts.port or PORTS.get(parts.scheme.split("+")[0])
+    return (parts.hostname, port) if parts.hostname and port else None
 
 
 def missing(uri: str) -> bool:
