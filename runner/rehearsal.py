@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import lightning, parameters
-from runner.errors import ConfigError, own_line
+from runner.errors import ConfigError, RunnerError, own_line
 from runner.ingest.arrays import Data
 from runner.ingest.batches import placement
 from runner.ingest.tensors import as_tensors
@@ -64,10 +64,12 @@ def tried(
         given = {name: value for name, value in experiment.model.target.items() if value is not None}
         others = [f"model.{name}=null" for name in given if name in facts and given[name] != facts[name]]
         instead = f"; type {' '.join(others)} (the data and the plan know it)" if others else ""
+        said = f": {error}"
+        if not isinstance(error, RunnerError):
+            said = f" with {type(error).__name__}: {' '.join(str(error).split())} ({own_line(error)})"
         raise ConfigError(
             f"model={experiment.model.target['_target_']}: a batch with inputs {tuple(inputs.shape)} and targets "
-            f"{tuple(targets.shape)} failed with {type(error).__name__}: {' '.join(str(error).split())} "
-            f"({own_line(error)}){instead}"
+            f"{tuple(targets.shape)} failed{said}{instead}"
         ) from error
 
 
