@@ -33,7 +33,7 @@ from runner.verbs.train import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
-VERBS = ("train", "resume", "prove")
+VERBS = ("train", "resume", "prove", "doctor")
 PRINTING = ("--cfg", "-c", "--info", "-i")  # flags with which Hydra prints the config
 
 
@@ -88,6 +88,10 @@ def run(arguments: list[str]) -> int:
         from runner.verbs.prove import prove
 
         return prove(arguments, lambda overrides: request_of(overrides, roots), Screen())
+    if verb == "doctor":
+        from runner.verbs.doctor import doctor
+
+        return doctor(arguments, lambda overrides: request_of(overrides, roots), Screen())
     jobs = Jobs(roots)
     flags, overrides = flags_and_overrides(arguments)
     sys.argv[1:] = [*flags, *overrides, *unnamed_secrets(overrides)]

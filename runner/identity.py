@@ -18,6 +18,7 @@ IMMATERIAL = (
     "resume",
     "study",
     "allowed_targets",
+    "skip_checks",
     "tracking.",
     "scaling.placement_strategy",
     "scaling.address",

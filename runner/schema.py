@@ -244,6 +244,9 @@ class Tracking:
     flush_seconds: float = 1.0
 
 
+CHECKS = ("resources", "horovod", "store", "nodes", "batch", "memory", "disk")
+
+
 @dataclass
 class Experiment:
     """One experiment as the config says it, typed and checked."""
@@ -264,5 +267,6 @@ class Experiment:
     resume: Resume = Resume.never
     study: Study | None = None  # what the jobs of a multirun are put together to
     allowed_targets: list[str] = field(default_factory=list)  # prefixes besides those of targets.py
+    skip_checks: list[str] = field(default_factory=list)  # names of CHECKS
     dry_run: bool = False
     verbose: bool = False

@@ -65,6 +65,7 @@ ODD = (
     "${oc.env:HOME}", "${.lr}", "${now:%Y}", "\\", "a\\", "/", "../x", "~", "-", "--x", "=", "a=b", "@", "a@b", "#", "%", "$", "*", ":",
     "é", "日本語", "𝕏", "\u202e", "\u2028", "\x85", "\x1b[31m", "\n", "a\nb", "\r", "\t", "\udcff", "x" * 5000, "[" * 60, "_target_", "os.system",
     "models.mlp.MLP", "models.mlp", "torch.nn.Linear", "torch.optim.Adam", "torch.nn", "datasets.synthetic.blobs", "{_target_: torch.nn.ReLU}",
+    "http://[x", "http://", "http://a:b", "://x", "sqlite:///", "sqlite:////tmp", "file:///tmp", "databricks", "127.0.0.1:99999", "ray://a", "runs:/", "s3://a/b",
     "[{_target_: os.system, command: ls}]", "{_target_: 7}", "{_partial_: true}", "{_args_: 3}", "[{match: '('}]", "[{lr: x}]", "[{match: weight}]",
 )  # fmt: skip
 ODD_KEYS = (

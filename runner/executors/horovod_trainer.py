@@ -18,7 +18,7 @@ from typing import Any
 from runner import secrets
 from runner.diagnosis import Diagnosis, diagnose
 from runner.errors import RunnerError
-from runner.executors import ray_cluster
+from runner.executors import nodes, ray_cluster
 from runner.ingest import ray_data
 from runner.profile import FOLDER
 from runner.schema import Experiment, Ingest
@@ -189,7 +189,7 @@ def _collect(run_dir: Path) -> None:
     import ray
 
     try:
-        ray_cluster.collect(run_dir, run_dir, but_node=ray.get_runtime_context().get_node_id())
+        nodes.collect(run_dir, run_dir, but_node=ray.get_runtime_context().get_node_id())
     except ray.exceptions.RayError as error:
         print(f"not every node's logs could be collected: {str(error).splitlines()[0]}")
 

@@ -121,12 +121,15 @@ def open_tracker(
     return MlflowTracker(record_uri, run_id, settings.flush_seconds, history)
 
 
-def check_store(settings: Tracking, outputs: Path) -> None:
+def check_store(settings: Tracking, outputs: Path) -> str:
     """Raise ConfigError or PreflightError where the store cannot be one, or its server does not answer."""
-    if settings.backend is Backend.mlflow:
-        from runner.tracking.store import check_uri, tracking_uri
+    if settings.backend is Backend.none:
+        return "none is asked for"
+    from runner.tracking.store import check_uri, tracking_uri
 
-        check_uri(tracking_uri(settings, outputs))
+    uri = tracking_uri(settings, outputs)
+    check_uri(uri)
+    return uri
 
 
 def store_uri(settings: Tracking, outputs: Path) -> str | None:

@@ -12,7 +12,9 @@ from runner.errors import ConfigError, PreflightError
 from runner.reach import unreachable
 from runner.schema import Tracking
 
-STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "")
+STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc")
+PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+EXAMPLE = "tracking.uri=sqlite:///mlflow.db"
 _SQLITE = "sqlite:///"
 _MAGIC = b"SQLite format 3\0"
 _NEW = ".new-mlflow.db"
@@ -31,28 +33,26 @@ def tracking_uri(settings: Tracking, outputs: Path) -> str:
     if uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
         return f"{_SQLITE}{Path(uri.removeprefix(_SQLITE)).absolute()}"
     if uri.startswith("file:") or ("://" not in uri and uri != "databricks"):
-        raise ConfigError(
-            f"tracking.uri={uri}: MLflow no longer writes to plain folders; type tracking.uri=sqlite:///mlflow.db"
-        )
+        raise ConfigError(f"tracking.uri={uri}: MLflow no longer writes to plain folders; type {EXAMPLE}")
     return uri
 
 
 def check_uri(uri: str) -> None:
     """Seconds, where MLflow itself would retry for minutes. Raises ConfigError or PreflightError."""
-    parts = urlsplit(uri)
-    if parts.scheme.split("+")[0] not in STORES:
-        raise ConfigError(
-            f"tracking.uri={uri}: MLflow has no such store; type tracking.uri=sqlite:///mlflow.db"
-        )
-    if uri.startswith(f"{_SQLITE}/"):
-        check_file(uri, Path(parts.path.removeprefix("/")))
-    if parts.scheme not in ("http", "https"):
-        return
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        reason = unreachable(parts.hostname or "", port)
-    except ValueError as error:  # the port is no number
-        reason = str(error)
+        scheme, where = urlsplit(uri).scheme, endpoint(uri)
+    except ValueError as error:  # brackets that are no IPv6, a port that is no number
+        raise ConfigError(f"tracking.uri={uri}: no URI ({error}); type {EXAMPLE}") from error
+    if uri == "databricks":
+        return
+    if scheme.split("+")[0] not in STORES:
+        raise ConfigError(f"tracking.uri={uri}: MLflow has no such store; type {EXAMPLE}")
+    if isinstance(where, Path):
+        check_file(uri, where)
+        return
+    if where is None and scheme in ("http", "https"):
+        raise ConfigError(f"tracking.uri={uri}: names no server; type {EXAMPLE}")
+    reason = None if where is None else unreachable(*where)
     if reason:
         raise PreflightError(
             f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type tracking=none to "
@@ -63,16 +63,27 @@ def check_uri(uri: str) -> None:
 def check_file(uri: str, path: Path) -> None:
     """A SQLite file that is one and can be written, or can be made. Raises ConfigError."""
     there = next(each for each in (path, *path.parents) if each.exists())
-    if there == path:
-        with path.open("rb") as file:
-            is_one = file.read(len(_MAGIC)) in (_MAGIC, b"")
-        reason = None if is_one else "is no SQLite file"
-    else:
-        reason = None if there.is_dir() else f"{there} is a file, not a folder"
-    if reason is None and not os.access(there, os.W_OK):
+    reason = None
+    if not os.access(there, os.W_OK):
         reason = f"{there} cannot be written"
+    elif there != path:
+        reason = None if there.is_dir() else f"{there} is a file, not a folder"
+    elif path.is_dir():
+        reason = "is a folder, not a file"
+    else:
+        with path.open("rb") as file:
+            reason = None if file.read(len(_MAGIC)) in (_MAGIC, b"") else "is no SQLite file"
     if reason:
-        raise ConfigError(f"tracking.uri={uri}: {reason}; type tracking.uri=sqlite:///mlflow.db")
+        raise ConfigError(f"tracking.uri={uri}: {reason}; type {EXAMPLE}")
+
+
+def endpoint(uri: str) -> tuple[str, int] | Path | None:
+    """Host and port of a store's server, or the file that it is; None where MLflow alone knows (databricks)."""
+    parts = urlsplit(uri)
+    if parts.scheme == "sqlite":
+        return Path(parts.path.removeprefix("/"))
+    port = parts.port or PORTS.get(parts.scheme.split("+")[0])
+    return (parts.hostname, port) if parts.hostname and port else None
 
 
 def missing(uri: str) -> bool:
