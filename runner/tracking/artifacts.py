@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.errors import nearest, refuse
 from runner.tracking.mlflow import prepare
-from runner.tracking.store import first_line, missing
+from runner.tracking.store import check_uri, first_line, missing
 
 RUNS = "runs:/"
 BEST = "checkpoints/best"
@@ -18,10 +18,12 @@ BEST = "checkpoints/best"
 def fetch(uri: str, tracking_uri: str | None, into: Path, key: str) -> Path:
     """Download `runs:/<run_id>` (its best checkpoint) or `runs:/<run_id>/<artifact>` to `into`; returns where it lies.
 
-    Raises ConfigError, about the config's `key`, where there is no such run or artifact, or no store.
+    Raises ConfigError, about the config's `key`, where there is no such run or artifact, or no store; ConfigError or
+    PreflightError about the store itself.
     """
     if tracking_uri is None:
         raise refuse(key, uri, "without a tracking store there are no runs", "tracking=mlflow")
+    check_uri(tracking_uri)  # MLflow would try for minutes
     if missing(tracking_uri):
         raise refuse(key, uri, f"there is no store {tracking_uri}")
     run_id, _, artifact = uri.removeprefix(RUNS).strip("/").partition("/")
