@@ -149,11 +149,11 @@ FLAGS = (
     "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "job", "hydra", "all", "--resolve", "--package", "-p", "model", "--run", "-r",
     "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", ".", "nowhere", "--info",
     "-i", "defaults", "searchpath", "--experimental-rerun", "x.pickle", "--", "-", "--nope", "-x", "--config-dir=nowhere", "--cfg=job",
-    "resume", "prove", "train", "trian", "run_id=abc", "run_dir=nowhere", "run_dir=.", "equivalence", "evaluation", "determinism",
+    "resume", "prove", "train", "doctor", "--json", "trian", "run_id=abc", "run_dir=nowhere", "run_dir=.", "equivalence", "evaluation", "determinism",
 )  # fmt: skip
 COMMAND_LINE = st.one_of(
     st.lists(st.one_of(st.sampled_from(FLAGS), TYPED, BROKEN, TEXT), max_size=5),
-    st.tuples(st.sampled_from(["train", "resume", "prove"]), OVERRIDES).map(
+    st.tuples(st.sampled_from(["train", "resume", "prove", "doctor"]), OVERRIDES).map(
         lambda parts: [parts[0], *parts[1]]
     ),
     st.tuples(st.just("--multirun"), OVERRIDES).map(lambda parts: [parts[0], *parts[1]]),
