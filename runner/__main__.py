@@ -33,7 +33,7 @@ from runner.verbs.train import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
-VERBS = ("train", "resume", "prove")
+VERBS = ("train", "resume", "prove", "sync")
 
 
 def main() -> None:
@@ -81,6 +81,10 @@ def run(arguments: list[str]) -> int:
 
         resume(arguments, roots, Screen())
         return 0
+    if verb == "sync":
+        from runner.verbs.sync import sync
+
+        return sync(arguments, Screen())
     if verb == "prove":
         from runner.verbs.prove import prove
 

@@ -142,7 +142,7 @@ def train(
         tracker: Tracker = NullTracker()
         if rank == 0:  # it alone writes checkpoints and metrics
             history = training.measured() if goes_on else None
-            opened = open_tracker(experiment.tracking, job.tracking_uri, job.run_id, history)
+            opened = open_tracker(experiment.tracking, job.run_dir, job.tracking_uri, job.run_id, history)
             tracker = open_now.enter_context(tracking(opened))
         writer = Writer(
             checkpoints, settings.keep, settings.keep_best, plan.goal.maximise, partial(upload, tracker)
@@ -214,7 +214,7 @@ def uploaded(job: Job) -> Callable[[], Iterable[Path]]:
 
 @contextlib.contextmanager
 def tracking(tracker: Tracker) -> Iterator[Tracker]:
-    """Closed in the end. After a failure too, so that what was measured is kept; but then the failure is reported."""
+    """Closed in the end. After a failure too, so that what was measured arrives; but then the failure is reported."""
     try:
         yield tracker
     except BaseException:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import nearest, refuse
-from runner.tracking.mlflow import prepare
-from runner.tracking.store import first_line, missing
+from runner.tracking.store import client_of, first_line, missing, prepare
 
 RUNS = "runs:/"
 BEST = "checkpoints/best"
@@ -27,11 +26,10 @@ def fetch(uri: str, tracking_uri: str | None, into: Path, key: str) -> Path:
     run_id, _, artifact = uri.removeprefix(RUNS).strip("/").partition("/")
     artifact = artifact or BEST
     prepare()
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     try:
-        client = MlflowClient(tracking_uri)
+        client = client_of(tracking_uri)
         client.get_run(run_id)
         there = listed(client, run_id, artifact.rpartition("/")[0])
         if artifact not in there:
@@ -47,10 +45,7 @@ def fetch(uri: str, tracking_uri: str | None, into: Path, key: str) -> Path:
 
 def fetch_checkpoints(tracking_uri: str, run_id: str, into: Path) -> Iterator[Path]:
     """The checkpoints that a run has uploaded whole, the newest first; each is downloaded when it is asked for."""
-    prepare()
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri)
+    client = client_of(tracking_uri)
     tags = client.get_run(run_id).data.tags
     for mark in ("last", "best"):
         name = tags.get(f"runner.checkpoint.{mark}")

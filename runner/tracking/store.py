@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -9,12 +10,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runner.errors import ConfigError, PreflightError
-from runner.reach import unreachable
+from runner.reach import unanswered
 from runner.schema import Tracking
 
 STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "")
 _SQLITE = "sqlite:///"
 _NEW = ".new-mlflow.db"
+OTHERWISE = "tracking=none to train without it, or tracking.on_outage=spool to train now and record later"
+ANSWER_SECONDS = 5.0  # that a server has for a first answer
+
+
+class OutageError(Exception):
+    """The store does not answer, or not now; the message says why."""
 
 
 def default_uri(outputs: Path) -> str:
@@ -36,25 +43,22 @@ def tracking_uri(settings: Tracking, outputs: Path) -> str:
     return uri
 
 
-def check_uri(uri: str) -> None:
-    """Seconds, where MLflow itself would retry for minutes. Raises ConfigError or PreflightError."""
+def check_uri(uri: str, must_answer: bool = True) -> None:
+    """Seconds, where MLflow itself would wait for minutes. Raises ConfigError, or PreflightError where none answers."""
     parts = urlsplit(uri)
     if parts.scheme.split("+")[0] not in STORES:
         raise ConfigError(
             f"tracking.uri={uri}: MLflow has no such store; type tracking.uri=sqlite:///mlflow.db"
         )
-    if parts.scheme not in ("http", "https"):
-        return
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        reason = unreachable(parts.hostname or "", port)
-    except ValueError as error:  # the port is no number
-        reason = str(error)
-    if reason:
+    if must_answer and (reason := silence_of(uri, ANSWER_SECONDS)):
         raise PreflightError(
-            f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type tracking=none to "
-            "train without it"
+            f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type {OTHERWISE}"
         )
+
+
+def silence_of(uri: str, seconds: float) -> str | None:
+    """Why a tracking server does not answer; None where it does, or is none."""
+    return unanswered(uri, seconds) if uri.startswith(("http://", "https://")) else None
 
 
 def missing(uri: str) -> bool:
@@ -85,3 +89,27 @@ def first_line(error: BaseException) -> str:
     """Of MLflow's messages, which go on for pages."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0].partition(" with exception")[0]
+
+
+def prepare() -> None:
+    """Before the first `import mlflow` of a process: quiet, and seconds where a dead server would cost minutes."""
+    # It would make workers write into another run.
+    os.environ.pop("MLFLOW_RUN_ID", None)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    # None of its own: it repeats also what creates something, which may then be there twice.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(
+        logging.CRITICAL
+    )  # it prints traces of what it raises too
+
+
+def client_of(uri: str) -> Any:
+    """An MlflowClient; the import takes a second."""
+    prepare()
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)
