@@ -118,6 +118,8 @@ class Delivery:
             raise self._failed
         if self._outage is None:
             self._remove()
+        else:
+            self._address.write(self._folder)  # for whoever goes on
         return Outcome(self._outage, tuple(self._refused))
 
     def _deliver_often(self, every: float, first: float) -> None:

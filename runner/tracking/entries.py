@@ -57,10 +57,10 @@ class Run:
         token: str,
     ) -> None:
         """`parent`: an MLflow run, or the folder of one that was not there yet either. `start`: ms since 1970."""
+        experiment_id = self._experiment_id(experiment, location)
         tags = {TOKEN: token}
         if parent is not None and (parent_id := _parent_id(parent)) is not None:
             tags["mlflow.parentRunId"] = parent_id
-        experiment_id = self._experiment_id(experiment, location)
         twins = self._twins(experiment_id, token) if self.was_put_off else []
         run_id = twins[0] if twins else self._client.create_run(experiment_id, start, tags, name).info.run_id
         self.run_id = str(run_id)
@@ -248,7 +248,7 @@ def is_outage(error: BaseException) -> bool:
 
 def reason(error: BaseException) -> str:
     """In a few words, where MLflow's message goes on about its settings."""
-    said = first_line(error)
+    said = str(error)
     for words in (
         "Connection refused",
         "timed out",
@@ -258,4 +258,4 @@ def reason(error: BaseException) -> str:
     ):
         if words in said:
             return words
-    return said[:200]
+    return first_line(error)[:200]
