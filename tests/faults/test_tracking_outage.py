@@ -15,7 +15,6 @@ from mlflow import MlflowClient
 from runner import __main__ as door
 from tests.mlflow_server import Server, server
 
-SLOW = ("model.kind=slow", "model.seconds=0.1")  # 28 steps
 MODEL = "tracking.log_model=true"
 LONGER = 10.0  # s that an outage may cost a run
 
