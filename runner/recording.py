@@ -20,6 +20,7 @@ from runner.run_folder import (
     PROOFS,
     RANK_0_LOCK,
     RESULT,
+    RUN,
     RUNS,
     RunFile,
     locked,
@@ -41,7 +42,9 @@ def open_run(request: Request, plan: Plan, say: Callable[[str], None]) -> RunRec
     tracking, earlier, run_dir = request.experiment.tracking, request.resumes, request.run_dir
 
     def created(run_id: str) -> None:
-        name_run(run_dir, run_id)
+        if (run_dir / RUN).exists():  # so it was put off
+            name_run(run_dir, run_id)
+            say(f"MLflow answers: this is run {run_id}")
 
     if earlier is not None:
         record = reopen_record(tracking, request.outputs, run_dir, earlier.run_id, say, created)
@@ -140,15 +143,22 @@ def close_record(
 ) -> None:
     """Final status, logs and result, and what rank 0 has left; what cannot be stored is said and does not hide how the
     training ended."""
-    record.finish(status, error)
-    for name in ("logs", "plots", "profile"):
-        record.log_artifact(run_dir / name)
-    record.log_artifact(run_dir / "result.json")
-    with ExitStack() as held:
-        with suppress(ConfigError):  # its rank 0 lives and delivers itself; or the next start does
-            held.enter_context(locked(run_dir, RANK_0_LOCK, seconds=0.5))
-            record.take_over()
-        finish_delivery(record, run_dir, say, INTERRUPTED_SECONDS if status == "KILLED" else None)
+
+    def store() -> None:
+        record.finish(status, error)
+        for name in ("logs", "plots", "profile"):
+            record.log_artifact(run_dir / name)
+        record.log_artifact(run_dir / "result.json")
+        with ExitStack() as held:
+            with suppress(ConfigError):  # its rank 0 lives and delivers itself; or the next start does
+                held.enter_context(locked(run_dir, RANK_0_LOCK, seconds=0.5))
+                record.take_over()
+            finish_delivery(record, run_dir, say, INTERRUPTED_SECONDS if status == "KILLED" else None)
+
+    if problem := _attempt(store):
+        error_line(
+            f"tracking.uri={record.uri}: run {record.run_id} is {status}, which could not be recorded: {problem}"
+        )
 
 
 def finish_delivery(

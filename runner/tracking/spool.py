@@ -8,6 +8,7 @@ of rank-0.lock, the driver's to that of run.lock.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -68,13 +69,17 @@ class Spool:
         self._delivered = int(self._mark.read_text()) if self._mark.exists() else 0
 
     def append(self, entry: Entry) -> None:
-        """Raises OSError where the disk is full."""
+        """Raises OSError, with the path, where the disk is full."""
         line = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
         with self._lock:
             file = self._open()
-            if os.write(file, line) != len(line):
-                self._cut()
-                raise OSError(f"{self._path}: not written whole, the disk is full ({len(line)} bytes)")
+            try:
+                if os.write(file, line) != len(line):
+                    self._cut()
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                needed = f"{error.strerror} for {len(line)} bytes"
+                raise OSError(error.errno, needed, str(self._path)) from error
 
     def pending(self) -> list[Line]:
         """What MLflow does not have yet, or its beginning; [] where it has everything."""

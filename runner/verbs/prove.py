@@ -34,8 +34,7 @@ def prove(arguments: list[str], compose: Compose, screen: Screen) -> int:
     proof = PROOFS[name](overrides, compose, screen)
     for line in proof.lines():
         screen.line(line)
-    with locked(proof.folder):
-        record(name, proof, screen)
+    record(name, proof, screen)
     return 0 if proof.holds else 1
 
 
@@ -43,9 +42,12 @@ def record(name: str, proof: Proof, screen: Screen) -> None:
     """A run of its own beside those of the trainings."""
     if proof.tracking_uri is None:
         return
-    settings = Tracking(uri=proof.tracking_uri, on_outage=OnOutage.spool)
-    run = open_record(settings, proof.folder, proof.folder, f"prove {name}")
-    run.set_tags({"runner.kind": "proof", "runner.proof": name, "runner.holds": str(proof.holds).lower()})
-    run.log_text("\n".join(proof.lines()) + "\n", "verdict.txt")
-    run.finish("FINISHED" if proof.holds else "FAILED", None if proof.holds else f"prove {name}: not equal")
-    finish_delivery(run, proof.folder, screen.line)
+    with locked(proof.folder):
+        settings = Tracking(uri=proof.tracking_uri, on_outage=OnOutage.spool)
+        run = open_record(settings, proof.folder, proof.folder, f"prove {name}")
+        run.set_tags({"runner.kind": "proof", "runner.proof": name, "runner.holds": str(proof.holds).lower()})
+        run.log_text("\n".join(proof.lines()) + "\n", "verdict.txt")
+        run.finish(
+            "FINISHED" if proof.holds else "FAILED", None if proof.holds else f"prove {name}: not equal"
+        )
+        finish_delivery(run, proof.folder, screen.line)
