@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -84,3 +84,11 @@ def server(folder: Path) -> Iterator[Server]:
         yield started
     finally:
         started.kill()
+
+
+def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for a thread, or for the server."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.01)
