@@ -1,5 +1,8 @@
 """What is delivered again, late, or by somebody else is in MLflow once, on SQLite; and what counts as an outage."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 import requests
 import torch
@@ -206,3 +209,19 @@ def test_reasons_are_a_few_words():
     long = "API request to http://x failed with exception HTTPConnectionPool(...): [Errno 111] Connection refused"
     assert reason(MlflowException(long)) == "Connection refused"
     assert reason(MlflowException("x" * 900)) == "x" * 200
+
+
+def test_a_locked_sqlite_file_is_an_outage_at_the_end(outputs, folder, monkeypatch):
+    monkeypatch.setattr("runner.tracking.delivery.STUCK_SECONDS", 0.2)
+    monkeypatch.setattr("runner.tracking.delivery.PROBE_SECONDS", 0.2)
+    record = open_record(Tracking(), outputs, folder, "locked")
+    with closing(sqlite3.connect(outputs / "mlflow.db", isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        record.log_metrics({"loss": 0.5})
+        record.finish("FINISHED")
+        assert record.close() == Outcome("database is locked")
+        other.execute("rollback")
+    assert deliver_left(folder) == Outcome()
+    run = MlflowClient(record.uri).get_run(record.run_id)
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"loss": 0.5})
+    assert len(MlflowClient(record.uri).get_metric_history(record.run_id, "loss")) == 1

@@ -13,7 +13,7 @@ from typing import Any
 from runner.tracking import Outcome
 from runner.tracking.entries import Run, is_outage, reason
 from runner.tracking.spool import FOLDER, MODEL, Address, Line, Spool
-from runner.tracking.store import OutageError, client_of, first_line, missing, silence_of
+from runner.tracking.store import OutageError, client_of, first_line, lock_of, missing, silence_of
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # s, between two attempts in an outage
 CLOSING_SECONDS = 2.0  # that the end of a process waits in an outage
@@ -72,7 +72,7 @@ class Delivery:
 
     def deliver(self) -> None:
         """All that is in the spools. Raises OutageError."""
-        if self._outage and (silence := silence_of(self._address.uri, PROBE_SECONDS)):
+        if self._outage and (silence := self._silence()):
             raise OutageError(silence)
         for spool in self._spools:
             if spool.is_files and not self._closing.is_set() and time.monotonic() < self._upload_at:
@@ -197,12 +197,14 @@ class Delivery:
         began = self._began
         if began is None or time.monotonic() - began < STUCK_SECONDS:
             return False
-        silence = silence_of(self._address.uri, PROBE_SECONDS)
-        if silence:
+        if silence := self._silence():
             self._outage = silence
         else:
             self._began = time.monotonic()
         return bool(silence)
+
+    def _silence(self) -> str | None:
+        return silence_of(self._address.uri, PROBE_SECONDS) or lock_of(self._address.uri, PROBE_SECONDS)
 
     def discard(self) -> None:
         """Of a run that is not to be: nothing of it is left."""

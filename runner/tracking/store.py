@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import AbstractContextManager, nullcontext
+import sqlite3
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,9 +62,27 @@ def silence_of(uri: str, seconds: float) -> str | None:
     return unanswered(uri, seconds) if uri.startswith(("http://", "https://")) else None
 
 
+def lock_of(uri: str, seconds: float) -> str | None:
+    """Why a SQLite store cannot be written to; None where it can, or is another store. MLflow waits for 20 s."""
+    path = _path(uri)
+    if not uri.startswith(_SQLITE) or not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(path, timeout=seconds, isolation_level=None)) as store:
+            store.execute("begin immediate")
+            store.execute("rollback")
+    except sqlite3.OperationalError as error:
+        return str(error)
+    return None
+
+
 def missing(uri: str) -> bool:
     """Whether this is a SQLite file that does not exist: asking MLflow for a run of it would create it."""
-    return uri.startswith(_SQLITE) and not Path(urlsplit(uri).path.removeprefix("/")).exists()
+    return uri.startswith(_SQLITE) and not _path(uri).exists()
+
+
+def _path(uri: str) -> Path:
+    return Path(urlsplit(uri).path.removeprefix("/"))
 
 
 def create_default(outputs: Path) -> None:
@@ -73,7 +92,7 @@ def create_default(outputs: Path) -> None:
     for leftover in outputs.glob(f"{_NEW}*"):  # and its journal
         leftover.unlink()
     MlflowClient(f"{_SQLITE}{outputs / _NEW}").search_experiments(max_results=1)
-    (outputs / _NEW).replace(urlsplit(default_uri(outputs)).path.removeprefix("/"))
+    (outputs / _NEW).replace(_path(default_uri(outputs)))
 
 
 def creation_lock(uri: str, outputs: Path) -> AbstractContextManager[Any]:
