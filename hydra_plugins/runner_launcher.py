@@ -1,15 +1,20 @@
-"""Where Hydra looks for plugins: the launcher of a multirun, which checks all jobs before it starts the first one."""
+"""Where Hydra looks for plugins: the launcher of a multirun, which checks all jobs before it starts the first one, and the
+sweeper, which writes no secrets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, filter_overrides, run_job, setup_globals
-from omegaconf import flag_override, open_dict
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 
+from runner import secrets
 from runner.errors import RunnerError
 from runner.sweep.check import check_job
 
@@ -50,9 +55,22 @@ class CheckedLauncher(BasicLauncher):
         ]
 
 
-ConfigStore.instance().store(
-    group="hydra/launcher",
-    name="checked",
-    node={"_target_": f"{CheckedLauncher.__module__}.{CheckedLauncher.__qualname__}"},
-    provider="runner",
-)
+class MaskedSweeper(BasicSweeper):
+    """Hydra's own; what it writes, multirun.yaml, holds no secret."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        composed = OmegaConf.to_container(config, resolve=False)
+        secrets.learn(composed)
+        self.config = cast(DictConfig, OmegaConf.create(secrets.masked(composed)))
+        assert config.hydra.sweep.dir  # its ${now:…} is from here on that of both
+        OmegaConf.copy_cache(config, self.config)
+
+
+def _register(group: str, name: str, plugin: type, **settings: Any) -> None:
+    node = {"_target_": f"{plugin.__module__}.{plugin.__qualname__}", **settings}
+    ConfigStore.instance().store(group=f"hydra/{group}", name=name, node=node, provider="runner")
+
+
+_register("launcher", "checked", CheckedLauncher)
+_register("sweeper", "masked", MaskedSweeper, max_batch_size=None, params=None)

@@ -21,23 +21,25 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from runner import config, interrupts
+from runner import config, interrupts, secrets
 from runner.errors import ConfigError, RunnerError, nearest
 from runner.executors import ray_cluster
 from runner.identity import fingerprint
 from runner.prepare import Request
 from runner.report.console import Screen, error_line
-from runner.reword import EXPECTED, flags_first, reword
+from runner.reword import EXPECTED, flags_and_overrides, reword
 from runner.sweep.grid import Grid
 from runner.verbs.train import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
-VERBS = ("train", "resume", "prove", "sync")
+VERBS = ("train", "resume", "prove", "doctor", "sync")
+PRINTING = ("--cfg", "-c", "--info", "-i")  # flags with which Hydra prints the config
 
 
 def main() -> None:
     """Run the command line and exit with 0, 1 (failed), 2 (refused), 130 or 143 (interrupted)."""
+    secrets.mask_output()
     code = command()
     # Not sys.exit: Python would look through all of torch and Ray for garbage, which takes seconds, and a library whose
     # threads are still there (Arrow's) may abort the process, with another code.
@@ -66,6 +68,7 @@ def command() -> int:
 
 def run(arguments: list[str]) -> int:
     """Everything but the exit: returns the exit code or raises RunnerError."""
+    secrets.learn_from_process(arguments)
     verb = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "+", "~")):
         verb, *arguments = arguments
@@ -89,13 +92,19 @@ def run(arguments: list[str]) -> int:
         from runner.verbs.prove import prove
 
         return prove(arguments, lambda overrides: request_of(overrides, roots), Screen())
+    if verb == "doctor":
+        from runner.verbs.doctor import doctor
+
+        return doctor(arguments, lambda overrides: request_of(overrides, roots), Screen())
     jobs = Jobs(roots)
-    sys.argv[1:] = arguments = flags_first(arguments)
+    flags, overrides = flags_and_overrides(arguments)
+    sys.argv[1:] = [*flags, *overrides, *unnamed_secrets(overrides)]
+    if any(flag.startswith(PRINTING) for flag in flags):
+        learn_from_config(flags, overrides, roots)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(jobs)()
     except EXPECTED as error:
-        overrides = [argument for argument in arguments if not argument.startswith("-")]
         raise reword(error, overrides, _compose) from error
     except KeyboardInterrupt:
         interrupts.ending()
@@ -114,7 +123,7 @@ class Jobs:
 
     def __call__(self, composed: DictConfig) -> None:
         settings = HydraConfig.get()
-        overrides = tuple(OmegaConf.to_container(settings.overrides.task))  # type: ignore[arg-type]
+        overrides = secrets.masked(tuple(map(str, settings.overrides.task)))
         run_dir = Path(settings.runtime.output_dir)
         if settings.mode is not RunMode.MULTIRUN:
             try:
@@ -140,6 +149,7 @@ class Jobs:
         self, composed: DictConfig, overrides: tuple[str, ...], run_dir: Path, grid: Grid | None
     ) -> dict[str, Any]:
         experiment, values = config.load(composed), config.to_container(composed)
+        write_composed(run_dir / ".hydra", composed, overrides)
         request = Request(
             experiment=experiment,
             yaml=config.to_yaml(composed),
@@ -194,12 +204,38 @@ def request_of(arguments: Sequence[str], roots: tuple[str, ...]) -> Request:
         experiment=experiment,
         yaml=config.to_yaml(composed),
         values=values,
-        overrides=tuple(overrides),
+        overrides=secrets.masked(tuple(overrides)),
         run_dir=outputs / "runs" / "composed",
         outputs=outputs,
         import_roots=roots,
         fingerprint=fingerprint(values),
     )
+
+
+def learn_from_config(flags: Sequence[str], overrides: Sequence[str], roots: tuple[str, ...]) -> None:
+    """The secrets of a config that Hydra prints without showing it to us first."""
+    folders, _ = config_dirs(flags)
+    with contextlib.suppress(ConfigError):  # Hydra finds it too
+        request_of([*(f"--config-dir={folder}" for folder in folders), *overrides], roots)
+
+
+def write_composed(folder: Path, composed: DictConfig, overrides: tuple[str, ...]) -> None:
+    """What Hydra itself would write (hydra.output_subdir), without secrets."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = OmegaConf.create({"hydra": OmegaConf.to_container(HydraConfig.get(), resolve=False)})
+    (folder / "config.yaml").write_text(config.to_yaml(composed))
+    (folder / "hydra.yaml").write_text(config.to_yaml(settings))
+    (folder / "overrides.yaml").write_text(OmegaConf.to_yaml(list(overrides)))
+
+
+def unnamed_secrets(arguments: Sequence[str]) -> list[str]:
+    """The override that keeps secrets of the command line out of folders that are named after it."""
+    keys = [
+        argument.lstrip("+~").partition("=")[0]
+        for argument in arguments
+        if secrets.masked(argument) != argument
+    ]
+    return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(keys)}]"] if keys else []
 
 
 def _compose(overrides: list[str]) -> DictConfig:

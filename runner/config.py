@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from runner import schema
+from runner import schema, secrets
 from runner.build import check
 from runner.errors import ConfigError, nearest, refuse
 from runner.plain_words import plainly
@@ -55,6 +55,7 @@ def register_schema() -> None:
 
 def load(config: DictConfig) -> Experiment:
     """The typed Experiment of a composed config. Raises ConfigError; imports no `_target_` (see check_targets)."""
+    secrets.learn(OmegaConf.to_container(config, resolve=False))  # before anything is said of their values
     kinds = _kinds(Experiment)
     _refuse_unknown(config, list(kinds), "")
     values: dict[str, Any] = {}
@@ -67,6 +68,7 @@ def load(config: DictConfig) -> Experiment:
         else:
             values[name] = _resolved(config, name)
     experiment = Experiment(**values)
+    secrets.learn(experiment)
     check_values(experiment)
     return experiment
 
@@ -121,8 +123,8 @@ def to_container(config: DictConfig) -> dict[str, Any]:
 
 
 def to_yaml(config: DictConfig) -> str:
-    """The composed config as YAML, interpolations unresolved (so that `${oc.env:…}` keeps its secret)."""
-    return OmegaConf.to_yaml(config)
+    """The composed config as YAML: interpolations unresolved (so that `${oc.env:…}` keeps its secret), secrets masked."""
+    return OmegaConf.to_yaml(secrets.masked(OmegaConf.to_container(config, resolve=False)))
 
 
 def _kinds(datatype: type) -> dict[str, Any]:

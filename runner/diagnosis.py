@@ -29,6 +29,7 @@ from runner.watchdog import write_whole
 
 LOST_PEER, ERROR, EXIT = "lost peer", "error", "exit"  # the kinds of an error's record
 CRASH = "Fatal Python error: "  # what faulthandler, which Ray switches on, writes last
+LOW = "running low on memory"  # in Ray's account
 CRASH_BYTES = 1 << 14
 
 Record = dict[str, Any]
@@ -92,9 +93,13 @@ def diagnose(run_dir: Path, num_workers: int, since: float, launch_error: str | 
         return _stalled(run_dir, stalls, errors, num_workers, since)
     processes = _records(run_dir / "stalls", ".pid", since)
     if not errors and not processes and not _is_newer(log_path(run_dir, 0), since):
-        last_line = _last_line(launch_error)
+        why = (
+            "Ray ended them because the machine ran low on memory"
+            if LOW in (launch_error or "")
+            else _last_line(launch_error)
+        )
         return Diagnosis(
-            LaunchError(f"the workers did not start: {last_line} (verbose=true shows Ray's output)"), True
+            LaunchError(f"the workers did not start: {why} (verbose=true shows Ray's output)"), True
         )
     return _died(run_dir, errors, processes, num_workers, since, launch_error or "")
 
@@ -151,7 +156,7 @@ def _died(
     crash = _crash(log_path(run_dir, dead[0]), since)
     if crash:
         how = f"crashed: {crash}"
-    elif "running low on memory" in ray:
+    elif LOW in ray:
         how = "was killed by Ray: its machine ran low on memory"
     elif code := re.search(r"exits with an exit code (\d+)", ray):
         how = f"ended with exit code {code[1]}, without a Python error"

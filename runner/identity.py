@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.config import flatten
 from runner.errors import ConfigError, nearest
+from runner.secrets import looks_secret, masked
 
 # A key, or where it ends in "." or "_" the beginning of several. They do not change a weight.
 IMMATERIAL = (
@@ -17,6 +18,7 @@ IMMATERIAL = (
     "resume",
     "study",
     "allowed_targets",
+    "skip_checks",
     "tracking.",
     "scaling.placement_strategy",
     "scaling.address",
@@ -56,7 +58,11 @@ CHANGEABLE = (
 
 def fingerprint(values: dict[str, Any]) -> str:
     """sha256, in hexadecimal, over all keys and values of a config that its numbers depend on."""
-    material = {key: value for key, value in flatten(values) if not _is_among(key, IMMATERIAL)}
+    material = {
+        key: value
+        for key, value in flatten(masked(values))  # a new password makes no other run
+        if not _is_among(key, IMMATERIAL)
+    }
     return hashlib.sha256(json.dumps(material, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -64,7 +70,7 @@ def check_changes(overrides: Iterable[str]) -> None:
     """Raise ConfigError for an override (`key=value`) that would make another run of one that goes on."""
     for override in overrides:
         key, has_value, _ = override.partition("=")
-        if has_value and _is_among(key, CHANGEABLE):
+        if has_value and (_is_among(key, CHANGEABLE) or looks_secret(key)):
             continue
         known = [name + "…" * name.endswith((".", "_")) for name in CHANGEABLE]
         close = nearest(key, known)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import build, config, going_on, preflight
+from runner.checks import Checks
 from runner.errors import ConfigError, nearest, refuse
-from runner.executors import ray_cluster
+from runner.executors import nodes, ray_cluster
 from runner.plan import Plan, make_plan
 from runner.rank_log import captured
 from runner.report.console import relative
@@ -20,6 +22,7 @@ from runner.tracking import check_store, store_uri
 
 if TYPE_CHECKING:
     from runner.ingest.arrays import Data
+    from runner.memory import Footprint
     from runner.parameters import Weights
 
 
@@ -51,9 +54,10 @@ class Prepared:
     change: str | None = None  # of a run that goes on: an event of it
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request, checks: Checks | None = None) -> Prepared:
     """Raises ConfigError or PreflightError with what to type instead."""
     experiment = request.experiment
+    checks = checks or Checks(experiment.skip_checks)
     if request.resumes is None and any((request.run_dir / name).exists() for name in (RUN, RESULT)):
         raise ConfigError(
             f"hydra.run.dir={relative(request.run_dir)}: holds a run already; type another folder"
@@ -61,12 +65,13 @@ def prepare(request: Request) -> Prepared:
     address = None if experiment.dry_run else ray_cluster.cluster_address(experiment.scaling.address)
     machine = find_machine(experiment, address, request.import_roots)
     resources = plan_resources(experiment, machine)
-    preflight.check_resources(resources, machine)
-    config.check_targets(experiment)
+    checks.run("resources", lambda: preflight.check_resources(resources, machine))
     if not experiment.dry_run:
-        check_store(experiment.tracking, request.outputs)
+        checks.begin("store", lambda: check_store(experiment.tracking, request.outputs))
+        check_nodes(experiment, machine, request.outputs, checks)
+    config.check_targets(experiment)
     # With torch, numpy and the dataset's own imports the slow part.
-    from runner import learner, lightning, parameters, rehearsal
+    from runner import learner, lightning, rehearsal
     from runner.ingest import arrays
 
     is_module = lightning.is_module(build.locate(experiment.model.target["_target_"]))
@@ -74,10 +79,17 @@ def prepare(request: Request) -> Prepared:
         lightning.check_rule(experiment)
     else:
         check_monitor(experiment)
-    data = arrays.load(experiment.dataset, experiment.seed)
+    data = checks.need("data", lambda: arrays.load(experiment.dataset, experiment.seed), arrays.Data.line)
+    # Only now: Horovod imports torch too, and two threads at it take longer than one.
+    checks.begin("horovod", lambda: preflight.check_horovod(resources, machine))
     manifest = None if request.resumes is None else going_on.newest(request.run_dir)
     position = going_on.position(manifest)
     plan = make_plan(experiment, data.facts, resources, position)
+    check_rows(plan)
+    fits = partial(preflight.check_memory, experiment, plan, data.nbytes(), machine)
+    weights = rehearsal.weights_alone(partial(learner.construct, experiment, plan, data.facts))
+    if weights is not None:  # before the first of them is made
+        checks.run("memory", partial(fits, weights), must=True)
     if is_module:
         module = learner.construct(experiment, plan, data.facts)
         lightning.check(module, experiment.checkpoint.monitor)
@@ -85,25 +97,51 @@ def prepare(request: Request) -> Prepared:
         experiment = replace(experiment, optimizer=optimizer)
         lightning.check_rule(experiment, plan.learning_rate)
         plan = make_plan(experiment, data.facts, resources, position)
-    check_rows(plan)
-    initial, notes, change = None, [], None
+    notes, change = [], None
     if manifest is not None:
         is_finished = (read_result(request.run_dir) or {}).get("status") == "FINISHED"
         change = going_on.check(manifest, experiment, plan, data.facts, is_finished)
         notes += [f"goes on from step {manifest['step']}", *([change] if change else [])]
-    if experiment.model.init_from is not None:
-        uri = store_uri(experiment.tracking, request.outputs)
-        initial = parameters.read_weights(
-            parameters.resolve(experiment.model.init_from, uri, request.run_dir / "init_from")
+    initial, note = first_weights(experiment, plan, data, request)
+    found: list[Footprint] = []
+
+    def batch() -> str:
+        inputs, targets = rehearsal.first_batch(experiment, plan, data)
+        with tempfile.TemporaryDirectory() as folder, captured(Path(folder) / "output.log"):
+            # What the user's model prints is seen when the workers build it.
+            found.append(rehearsal.rehearse(experiment, plan, data.facts, initial, inputs, targets))
+        return f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} went through model and loss"
+
+    checks.run("batch", batch)
+    if found:
+        checks.begin("memory", partial(fits, found[0]))
+        checks.begin("disk", partial(preflight.check_disk, experiment, found[0], request.run_dir))
+    checks.join()
+    return Prepared(experiment, plan, data, initial, machine, address, (*notes, *note), change)
+
+
+def first_weights(
+    experiment: Experiment, plan: Plan, data: Data, request: Request
+) -> tuple[Weights | None, list[str]]:
+    """Those of model.init_from, and a line that says how many of them fit."""
+    from runner import learner, parameters
+
+    if experiment.model.init_from is None:
+        return None, []
+    uri = store_uri(experiment.tracking, request.outputs)
+    where = parameters.resolve(experiment.model.init_from, uri, request.run_dir / "init_from")
+    initial = parameters.read_weights(where)
+    model = learner.construct(experiment, plan, data.facts)
+    return initial, [parameters.initialise(model, experiment.model, initial)]
+
+
+def check_nodes(experiment: Experiment, machine: Machine, outputs: Path, checks: Checks) -> None:
+    """What every node of a cluster must have and reach."""
+    if machine.is_cluster:
+        uri = store_uri(experiment.tracking, outputs)
+        checks.begin(
+            "nodes", lambda: "; ".join([nodes.check_versions(), *([nodes.check_store(uri)] if uri else [])])
         )
-        model = learner.construct(experiment, plan, data.facts)
-        notes.append(parameters.initialise(model, experiment.model, initial))
-    with tempfile.TemporaryDirectory() as folder, captured(Path(folder) / "output.log"):
-        # What the user's model prints is seen when the workers build it.
-        rehearsal.rehearse(
-            experiment, plan, data.facts, initial, *rehearsal.first_batch(experiment, plan, data)
-        )
-    return Prepared(experiment, plan, data, initial, machine, address, tuple(notes), change)
 
 
 def check_rows(plan: Plan) -> None:
@@ -132,5 +170,5 @@ def find_machine(experiment: Experiment, address: str | None, import_roots: tupl
     if address is None:
         return preflight.this_machine(experiment.scaling.use_gpu)
     ray_cluster.start(address, 0, import_roots, experiment.verbose)
-    ray_cluster.check_nodes()
-    return ray_cluster.cluster_machine(preflight.horovod_has_nccl())
+    free = sum(nodes.on_nodes(preflight.free_bytes).values())
+    return replace(ray_cluster.cluster_machine(preflight.horovod_has_nccl()), memory=free)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from runner.errors import refuse
-from runner.schema import Experiment, Op, Task
+from runner.errors import nearest, refuse
+from runner.schema import CHECKS, Experiment, Op, Task
 
 AT_LEAST = {
     "scaling.num_workers": 1,
@@ -71,6 +71,12 @@ def check_values(experiment: Experiment) -> None:
         raise refuse(
             "tracking.run_name", name, "must be a name without / and ..", "tracking.run_name=first-try"
         )
+    for check in experiment.skip_checks:
+        if check not in CHECKS:
+            close = nearest(check, CHECKS) or CHECKS[0]
+            raise refuse(
+                "skip_checks", check, f"the checks are {', '.join(CHECKS)}", f"skip_checks=[{close}]"
+            )
     check_adasum(experiment)
     check_warm_up(experiment)
     check_loss(experiment)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from runner.secrets import MaskedStream
+
 
 def log_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank-{rank}.log"
@@ -24,8 +26,8 @@ def captured(path: Path) -> Iterator[None]:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.stdout = MaskedStream(open(1, "w", buffering=1, closefd=False, errors="backslashreplace"))  # noqa: SIM115
+    sys.stderr = MaskedStream(open(2, "w", buffering=1, closefd=False, errors="backslashreplace"))  # noqa: SIM115
     try:
         yield
     finally:

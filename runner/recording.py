@@ -31,6 +31,7 @@ from runner.run_folder import (
     take,
     write_result,
 )
+from runner.secrets import unmasked
 from runner.tracking import RunRecord, left_over, open_record, reopen_record
 
 INTERRUPTED_SECONDS = 3.0
@@ -91,7 +92,7 @@ def end_lost_run(run_dir: Path) -> None:
     """FAILED, in its folder and in MLflow, where that answers; else when it does (`deliver_earlier`)."""
     run = RunFile.read(run_dir)
     if run.tracking_uri is not None:
-        left_over.end_lost_run(run_dir, run.tracking_uri, run.run_id, DRIVER_LOST)
+        left_over.end_lost_run(run_dir, unmasked(run.tracking_uri), run.run_id, DRIVER_LOST)
     write_result(run_dir, {"run_id": run.run_id, "status": "FAILED", "error": DRIVER_LOST})
     left_over.deliver_left(run_dir, partial(name_run, run_dir), INTERRUPTED_SECONDS)
 

@@ -18,6 +18,8 @@ class Machine:
     gpus: float = 0.0
     horovod_gpu: bool = False  # the Horovod build has NCCL
     is_cluster: bool = False
+    memory: int | None = None  # bytes that are free on all nodes together; None: not asked yet
+    gpu_memory: int | None = None  # bytes that are free on the fullest GPU; None: not known
 
     @property
     def name(self) -> str:

@@ -33,8 +33,9 @@ EXPECTED = (
 )
 
 
-def flags_first(arguments: Sequence[str]) -> list[str]:
-    """The command line as Hydra takes it, which knows no flag behind an override. Raises ConfigError for one it has not."""
+def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags of a command line and its overrides; Hydra knows no flag behind an override. Raises ConfigError for a flag
+    that it has not."""
     parser = get_args_parser()
     parser.error = _refuse_flag  # type: ignore[method-assign]
     overrides = parser.parse_intermixed_args(arguments).overrides
@@ -44,7 +45,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
             del rest[0]
         else:
             flags.append(argument)
-    return [*flags, *overrides]
+    return flags, overrides
 
 
 def _refuse_flag(message: str) -> NoReturn:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError
+from runner.secrets import masked
 
 RUN, RESULT = "run.json", "result.json"
 DRIVER_LOCK, RANK_0_LOCK = "run.lock", "rank-0.lock"
@@ -197,7 +198,7 @@ def _write_whole(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
     with temporary.open("w") as file:
-        json.dump(content, file, indent=2)
+        json.dump(masked(content), file, indent=2)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

@@ -250,6 +250,9 @@ class Tracking:
     on_outage: OnOutage = OnOutage.refuse  # what to do where the store does not answer at the start
 
 
+CHECKS = ("resources", "horovod", "store", "nodes", "batch", "memory", "disk")
+
+
 @dataclass
 class Experiment:
     """One experiment as the config says it, typed and checked."""
@@ -270,5 +273,6 @@ class Experiment:
     resume: Resume = Resume.never
     study: Study | None = None  # what the jobs of a multirun are put together to
     allowed_targets: list[str] = field(default_factory=list)  # prefixes besides those of targets.py
+    skip_checks: list[str] = field(default_factory=list)  # names of CHECKS
     dry_run: bool = False
     verbose: bool = False

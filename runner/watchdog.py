@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner import stacks
+from runner.secrets import masked
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 STACK_SIGNAL = signal.SIGRTMIN + 7  # Tune, Slurm and a user's own code have uses for SIGUSR1 and SIGUSR2
@@ -179,5 +180,5 @@ def started(pid: int) -> str | None:
 def write_whole(path: Path, record: dict[str, Any]) -> None:
     """As JSON: the file is there with all of its content, or not at all."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record))
+    temporary.write_text(json.dumps(masked(record)))
     temporary.replace(path)

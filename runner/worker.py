@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner import schema
+from runner import schema, secrets
 from runner.checkpoint_writer import Writer
 from runner.communicator import Communicator, LostPeerError, device, lost_peer
 from runner.diagnosis import FirstFailure
@@ -108,6 +108,8 @@ def train_loop_per_worker(
                 traceback.print_exc()
             if isinstance(error, SystemExit):  # ending quietly would look like being killed
                 raise TrainingError(f"sys.exit({error.code}) was called") from error
+            if secrets.mask(str(error)) != str(error):  # Ray writes it into files of its own
+                raise TrainingError(f"{type(error).__name__}: {secrets.mask(str(error))}") from None
             raise
 
 
@@ -246,7 +248,9 @@ def open_ingest(job: Job, memory: Memory, shards: Shards, rank: int, place: Plac
 
 
 def enter(job: Job) -> None:
-    """The driver's working directory and import roots, on this rank."""
+    """The driver's working directory, import roots and secrets, on this rank."""
+    secrets.learn_from_process([])
+    secrets.learn(job)
     for root in reversed(job.import_roots):
         if root not in sys.path:
             sys.path.insert(0, root)

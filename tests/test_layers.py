@@ -10,12 +10,13 @@ RUNNER = PROJECT / "runner"
 
 # Each room imports only from the rooms of the lines above its own.
 LAYERS = [
+    {"secrets"},
     {"errors", "schema", "lr_scaling", "rank_log", "provenance", "reach", "interrupts", "train_state"},
-    {"targets", "plain_words"},
+    {"targets", "plain_words", "checks"},
     {"resources", "build", "communicator", "checkpoint", "snapshot", "run_folder", "stacks", "tracking"},
     {"ranges", "retention", "rank_state", "ledger", "watchdog"},
     {"config", "plan", "reword", "checkpoint_writer", "diagnosis"},
-    {"identity", "going_on"},
+    {"identity", "going_on", "memory"},
     {"ingest", "losses", "metrics", "parameters", "schedule"},
     {"adascale", "objective", "examine"},
     {"lightning"},

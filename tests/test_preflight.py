@@ -14,9 +14,14 @@ GPU = "scaling.resources_per_worker.GPU"
 CPU = "scaling.resources_per_worker.CPU"
 
 
+def check(resources, machine):
+    preflight.check_resources(resources, machine)
+    preflight.check_horovod(resources, machine)
+
+
 def refusal(settings, machine):
     with pytest.raises(PreflightError) as refused:
-        preflight.check_resources(plan_resources(make_experiment(settings), machine), machine)
+        check(plan_resources(make_experiment(settings), machine), machine)
     return str(refused.value)
 
 
@@ -117,8 +122,7 @@ def test_every_remedy_that_a_refusal_names_is_accepted(settings, machine):
     proposed = remedies(refusal(settings, machine))
     assert proposed
     for remedy in proposed:
-        resources = plan_resources(make_experiment({**settings, **remedy}), machine)
-        preflight.check_resources(resources, machine)
+        check(plan_resources(make_experiment({**settings, **remedy}), machine), machine)
 
 
 @pytest.mark.parametrize("workers", range(1, 21))

@@ -8,7 +8,7 @@ import pytest
 from runner import schema
 from runner.__main__ import run
 from runner.errors import ConfigError
-from runner.reword import EXPECTED, flags_first, reword
+from runner.reword import EXPECTED, flags_and_overrides, reword
 from tests.composed import CONF, compose
 
 KEYS = ", ".join(field.name for field in dataclasses.fields(schema.Experiment))
@@ -146,20 +146,17 @@ def test_what_is_no_override(override):
 )
 def test_a_flag_that_there_is_not_is_one_line(arguments, line):
     with pytest.raises(ConfigError) as raised:
-        flags_first(arguments)
+        flags_and_overrides(arguments)
     assert str(raised.value) == f"{line}; type python -m runner --help"
 
 
 def test_flags_may_stand_anywhere():
     given = ["model=cnn", "--config-dir", "model=cnn", "-m", "seed=1,2", "--cfg", "job"]
-    assert flags_first(given) == ["--config-dir", "model=cnn", "-m", "--cfg", "job", "model=cnn", "seed=1,2"]
-    assert flags_first(["+a=1", "~b", "c@d=e", "hydra.run.dir=/x"]) == [
-        "+a=1",
-        "~b",
-        "c@d=e",
-        "hydra.run.dir=/x",
-    ]
-    assert flags_first(["-sc", "install=bash"]) == ["-sc", "install=bash"]
+    flags = ["--config-dir", "model=cnn", "-m", "--cfg", "job"]
+    assert flags_and_overrides(given) == (flags, ["model=cnn", "seed=1,2"])
+    overrides = ["+a=1", "~b", "c@d=e", "hydra.run.dir=/x"]
+    assert flags_and_overrides(overrides) == ([], overrides)
+    assert flags_and_overrides(["-sc", "install=bash"]) == (["-sc"], ["install=bash"])
 
 
 def test_the_folders_and_files_of_the_command_line(tmp_path, monkeypatch, capsys):

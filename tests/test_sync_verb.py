@@ -45,7 +45,7 @@ def run_of(here, name, uri, status="FINISHED"):
         "name": name,
         "parent": None,
         "start": 5,
-        "token": name,
+        "mark": name,
     }
     driver.append({"kind": "create", **creation})
     rank_0.append({"kind": "metrics", "step": 1, "milliseconds": 1000, "metrics": {"loss": 0.5}})

@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runner import secrets
 from runner.diagnosis import Diagnosis, diagnose
 from runner.errors import RunnerError
-from runner.executors import ray_cluster
+from runner.executors import nodes, ray_cluster
 from runner.ingest import ray_data
 from runner.profile import FOLDER
 from runner.schema import Experiment, Ingest
@@ -52,11 +53,14 @@ def run(
         streams = ray_data.streams(splits)
         memory = replace(memory, splits=ray_data.kept(splits))
     attempts = Attempts(job, restarted)
+    open_job, kept = secrets.hide(job)
     trainer = HorovodTrainer(
         _train_loop_per_worker,
-        # The arrays go to Ray's shared memory once: one copy a node, read by all its workers.
+        # Ray writes this into files, but for what is in its shared memory. There the arrays are once: one copy a node, read by
+        # all its workers.
         train_loop_config={
-            "job": job,
+            "job": open_job,
+            "secrets": ray.put(kept),
             "memory": ray.put(memory),
             "streams": streams,
             "restarts": attempts.key,
@@ -161,7 +165,7 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     from runner.communicator import Communicator, HorovodCommunicator
     from runner.worker import enter, train_loop_per_worker
 
-    job: Job = config["job"]
+    job: Job = secrets.reveal(config["job"], ray.get(config["secrets"]))
     enter(job)  # what is unpickled below may be of the user's modules
     experiment = job.experiment
 
@@ -185,7 +189,7 @@ def _collect(run_dir: Path) -> None:
     import ray
 
     try:
-        ray_cluster.collect(run_dir, run_dir, but_node=ray.get_runtime_context().get_node_id())
+        nodes.collect(run_dir, run_dir, but_node=ray.get_runtime_context().get_node_id())
     except ray.exceptions.RayError as error:
         print(f"not every node's logs could be collected: {str(error).splitlines()[0]}")
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "KINETO_LOG_LEVEL": "5",  # torch.profiler prints what is no error
 }
-NODE_SECONDS = 30.0  # for a task that a node answers at once
 PROJECT = Path(__file__).resolve().parents[2]
 NOT_SHIPPED = ("outputs", "__pycache__", "node_modules", "venv")
 
@@ -173,71 +172,16 @@ def shipped(root: Path) -> list[Path]:
 
 
 def cluster_machine(horovod_gpu: bool) -> Machine:
-    """The cluster's totals."""
+    """The cluster's totals; where it grows by itself, those that it may grow to."""
     import ray
+    from ray._private.state import state
 
-    total = ray.cluster_resources()
+    total, limit = ray.cluster_resources(), state.get_max_resources_from_cluster_config() or {}
+    total = {kind: max(total.get(kind, 0), limit.get(kind, 0)) for kind in ("CPU", "GPU")}
     return Machine(
         cpus=total.get("CPU", 0), gpus=total.get("GPU", 0), horovod_gpu=horovod_gpu, is_cluster=True
     )
 
 
-def check_nodes() -> None:
-    """Every node must have the driver's torch and Horovod; raises PreflightError that names the node."""
-    here = _versions()
-    for host, found in on_nodes(_versions).items():
-        if found != here:
-            raise PreflightError(
-                f"node {host} has {found}, this machine {here}: install the same on every node"
-            )
-
-
-def collect(source: Path, target: Path, but_node: str) -> None:
-    """Copy the ranks' logs and records, which lie in `source` on the other nodes, into `target` here.
-
-    `but_node` is the driver's own node. Logs that exist already (a shared file system) are left as they are.
-    """
-    for files in on_nodes(_read_records, str(source), but_node=but_node).values():
-        for name, content in files.items():
-            path = target / name
-            if not path.exists() or path.suffix != ".log":
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-
-
-def on_nodes(function: Callable[..., Any], *arguments: Any, but_node: str | None = None) -> dict[str, Any]:
-    """What `function(*arguments)` returns on every living node (but one), by the node's address and id."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    task = ray.remote(num_cpus=0)(function)
-    pending = {
-        f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})": task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(*arguments)
-        for node in ray.nodes()
-        if node["Alive"] and node["NodeID"] != but_node
-    }
-    return {host: ray.get(reference, timeout=NODE_SECONDS) for host, reference in pending.items()}
-
-
-def _read_records(run_dir: str) -> dict[str, bytes]:
-    folder = Path(run_dir)
-    paths = [*folder.glob("logs/rank-*.log"), *folder.glob("errors/*.json"), *folder.glob("stalls/rank-*")]
-    return {str(path.relative_to(run_dir)): path.read_bytes() for path in paths}
-
-
 def _token_file() -> Path:
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-
-
-def _versions() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = []
-    for package in ("torch", "horovod"):
-        try:
-            found.append(f"{package} {version(package).partition('+')[0]}")
-        except PackageNotFoundError:
-            found.append(f"no {package}")
-    return ", ".join(found)

@@ -31,6 +31,15 @@ class Data:
     preprocessing: Any = None  # a fitted scikit-learn estimator or plain data, as the dataset gave it
     sampler: Sampler | None = None  # of the training rows, in place of a permutation
 
+    def line(self) -> str:
+        shape, rows = " × ".join(map(str, self.facts.input_shape)), self.facts
+        return f"{rows.train_rows:,} training and {rows.val_rows:,} validation rows of {shape or 1} values"
+
+    def nbytes(self) -> int:
+        """Of the arrays in memory."""
+        arrays = [rows for rows in self.splits.values() if isinstance(rows, Arrays)]
+        return sum(rows.inputs.nbytes + rows.targets.nbytes for rows in arrays)
+
 
 def load(dataset: schema.Dataset, seed: int = 0) -> Data:
     """Build the dataset's target and check its rows. Raises ConfigError that names the split and the first bad row.

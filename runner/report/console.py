@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.plan import Plan
+from runner.secrets import mask
 
 Metrics = dict[str, float]
 LAST_SHOWN = ("lr", "throughput/samples_per_second")
@@ -118,6 +119,7 @@ class Screen:
         self._console.print(table, soft_wrap=False)
 
     def _panel(self, title: str, lines: Sequence[str]) -> None:
+        lines = [mask(line) for line in lines]  # before they are folded
         if self._console.is_terminal:
             body = Group(*(Text(line, overflow="fold") for line in lines))
             self._console.print(Panel(body, title=title, title_align="left"), soft_wrap=False)

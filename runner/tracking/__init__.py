@@ -152,12 +152,15 @@ def open_tracker(
     return MlflowTracker(folder, record_uri, run_id, settings.flush_seconds, history)
 
 
-def check_store(settings: Tracking, outputs: Path) -> None:
+def check_store(settings: Tracking, outputs: Path) -> str:
     """Raise ConfigError where the store cannot be one, PreflightError where its server does not answer and has to."""
-    if settings.backend is Backend.mlflow:
-        from runner.tracking.store import check_uri, tracking_uri
+    if settings.backend is Backend.none:
+        return "none is asked for"
+    from runner.tracking.store import check_uri, tracking_uri
 
-        check_uri(tracking_uri(settings, outputs), settings.on_outage is OnOutage.refuse)
+    uri = tracking_uri(settings, outputs)
+    check_uri(uri, settings.on_outage is OnOutage.refuse)
+    return uri
 
 
 def store_uri(settings: Tracking, outputs: Path) -> str | None:

@@ -1,7 +1,7 @@
 """What each line of a spool is in MLflow. Each may be sent again: then nothing is there twice.
 
 Equal metrics (key, value, time, step) are one row of MLflow's SQL store: the primary key of its table `metrics`
-(mlflow/store/tracking/dbmodels/models.py, SqlMetric). What MLflow would create anew, a run or a model, carries a token in
+(mlflow/store/tracking/dbmodels/models.py, SqlMetric). What MLflow would create anew, a run or a model, carries a mark in
 a tag, by which it is found again.
 """
 
@@ -19,7 +19,7 @@ from runner.tracking.store import OutageError, first_line
 
 MAX_METRICS, MAX_PARAMS, MAX_PARAM_LENGTH = 1000, 100, 6000  # a batch; characters (MLflow's limits)
 MAX_NOTE = 500  # characters of a tag that people read (MLflow takes 8000)
-ERROR, LAST_EVENT, TOKEN = "runner.error", "runner.last_event", "runner.token"
+ERROR, LAST_EVENT, MARK = "runner.error", "runner.last_event", "runner.mark"
 EVENTS = "events.txt"
 CHECKPOINTS, MANIFEST = "checkpoints/", "manifest.json"
 
@@ -54,14 +54,14 @@ class Run:
         name: str | None,
         parent: str | None,
         start: int,
-        token: str,
+        mark: str,
     ) -> None:
         """`parent`: an MLflow run, or the folder of one that was not there yet either. `start`: ms since 1970."""
         experiment_id = self._experiment_id(experiment, location)
-        tags = {TOKEN: token}
+        tags = {MARK: mark}
         if parent is not None and (parent_id := _parent_id(parent)) is not None:
             tags["mlflow.parentRunId"] = parent_id
-        twins = self._twins(experiment_id, token) if self.was_put_off else []
+        twins = self._twins(experiment_id, mark) if self.was_put_off else []
         run_id = twins[0] if twins else self._client.create_run(experiment_id, start, tags, name).info.run_id
         self.run_id = str(run_id)
 
@@ -126,7 +126,7 @@ class Run:
             self._client.log_artifact(self.run_id, str(file), name)
         self._client.set_tag(self.run_id, f"runner.checkpoint.{name.removeprefix(CHECKPOINTS)}", found.name)
 
-    def model(self, path: str, token: str) -> None:
+    def model(self, path: str, mark: str) -> None:
         """What mlflow.pytorch.save_model has written to `path`, as Model.log of MLflow stores it: a logged model of the run."""
         from mlflow.entities import LoggedModelOutput
         from mlflow.models import Model
@@ -135,12 +135,12 @@ class Run:
         saved = Model.load(str(folder / "MLmodel"))  # before anything is created
         run = self._client.get_run(self.run_id)
         experiment_id = run.info.experiment_id
-        twins = self._models(experiment_id, token)
+        twins = self._models(experiment_id, mark)
         model = (
             twins[0]
             if twins
             else self._client.create_logged_model(
-                experiment_id, "model", self.run_id, {TOKEN: token}, run.data.params
+                experiment_id, "model", self.run_id, {MARK: mark}, run.data.params
             )
         )
         saved.model_id = saved.model_uuid = model.model_id
@@ -150,7 +150,7 @@ class Run:
         if model.model_id not in self._outputs():
             self._client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step=0)])
         self._client.finalize_logged_model(model.model_id, "READY")
-        for twin in self._models(experiment_id, token):  # of a request that was thought to be lost
+        for twin in self._models(experiment_id, mark):  # of a request that was thought to be lost
             if twin.model_id != model.model_id:
                 self._client.delete_logged_model(twin.model_id)
 
@@ -170,7 +170,7 @@ class Run:
         if error:
             self._client.set_tag(self.run_id, ERROR, error[:MAX_NOTE])
         if self.was_put_off:  # a request that was thought to be lost may have created the run once more
-            for twin in self._twins(run.info.experiment_id, run.data.tags.get(TOKEN, "")):
+            for twin in self._twins(run.info.experiment_id, run.data.tags.get(MARK, "")):
                 if twin != self.run_id:
                     self._client.delete_run(twin)
 
@@ -187,15 +187,13 @@ class Run:
                     raise
         return str(found.experiment_id)
 
-    def _twins(self, experiment_id: str, token: str) -> list[str]:
-        found = self._client.search_runs([experiment_id], f"tags.`{TOKEN}` = '{token}'")
+    def _twins(self, experiment_id: str, mark: str) -> list[str]:
+        found = self._client.search_runs([experiment_id], f"tags.`{MARK}` = '{mark}'")
         return sorted(str(run.info.run_id) for run in found)
 
-    def _models(self, experiment_id: str, token: str) -> list[Any]:
+    def _models(self, experiment_id: str, mark: str) -> list[Any]:
         found = self._client.search_logged_models([experiment_id], f"source_run_id = '{self.run_id}'")
-        return sorted(
-            (each for each in found if each.tags.get(TOKEN) == token), key=lambda each: each.model_id
-        )
+        return sorted((each for each in found if each.tags.get(MARK) == mark), key=lambda each: each.model_id)
 
     def _outputs(self) -> set[str]:
         outputs = self._client.get_run(self.run_id).outputs

@@ -68,10 +68,10 @@ class MlflowTracker:
         self._files.append({"kind": "checkpoint", "path": within(self._folder, path), "name": name})
 
     def log_model(self, model: Any, example: Any) -> None:
-        token = f"{MODEL}{time.time_ns()}"
-        path = self._folder / FOLDER / token
+        mark = f"{MODEL}{time.time_ns()}"
+        path = self._folder / FOLDER / mark
         save_model(model, example, path)
-        self._files.append({"kind": "model", "path": within(self._folder, path), "token": token})
+        self._files.append({"kind": "model", "path": within(self._folder, path), "mark": mark})
 
     def close(self) -> None:
         outcome = self._delivery.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 from runner.errors import ConfigError, PreflightError, RunnerError
 from runner.schema import OnOutage, Tracking
+from runner.secrets import masked
 from runner.tracking import Outcome
 from runner.tracking.delivery import PROBE_SECONDS, Delivery
 from runner.tracking.entries import MAX_PARAM_LENGTH, is_outage
@@ -47,9 +48,8 @@ class MlflowRecord:
         return self._delivery.run_id
 
     def log_params(self, params: dict[str, Any]) -> None:
-        self._add(
-            "params", params={clean(key): str(value)[:MAX_PARAM_LENGTH] for key, value in params.items()}
-        )
+        cleaned = {clean(key): str(value)[:MAX_PARAM_LENGTH] for key, value in masked(params).items()}
+        self._add("params", params=cleaned)
 
     def log_metrics(self, metrics: dict[str, float]) -> None:
         cleaned = {clean(key): float(value) for key, value in metrics.items()}
@@ -78,7 +78,7 @@ class MlflowRecord:
         return self._delivery.close(at_most)
 
     def _add(self, kind: str, **arguments: Any) -> None:
-        self._spool.append({"kind": kind, **arguments})
+        self._spool.append(masked({"kind": kind, **arguments}))  # a file, and then MLflow
 
 
 def create_run(
@@ -106,7 +106,7 @@ def create_run(
         "name": run_name,
         "parent": parent,
         "start": round(time.time() * 1000),
-        "token": uuid.uuid4().hex,
+        "mark": uuid.uuid4().hex,
     }
 
     def refused(why: str, is_out: bool) -> RunnerError:

@@ -14,9 +14,11 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from runner.secrets import mask, unmasked
 
 FOLDER, ADDRESS, MODEL = "tracking", "store.json", "model-"
 DRIVER, RANK_0, RANK_0_FILES = "driver", "rank-0", "rank-0-files"
@@ -33,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Address:
-    """Which MLflow run the spools of a folder belong to."""
+    """Which MLflow run the spools of a folder belong to; user and password of the URI are not written."""
 
     uri: str
     run_id: str | None = None  # none yet: the driver's spool has the entry that creates it
@@ -42,7 +44,7 @@ class Address:
     def write(self, folder: Path) -> None:
         path = self.path(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(self)))
+        write_whole(path, json.dumps(asdict(replace(self, uri=mask(self.uri)))))
 
     @staticmethod
     def path(folder: Path) -> Path:
@@ -51,7 +53,8 @@ class Address:
     @classmethod
     def read(cls, folder: Path) -> Address | None:
         try:
-            return cls(**json.loads(cls.path(folder).read_text()))
+            found = cls(**json.loads(cls.path(folder).read_text()))
+            return replace(found, uri=unmasked(found.uri))
         except (FileNotFoundError, NotADirectoryError):
             return None
 

@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runner.errors import ConfigError, PreflightError
-from runner.reach import unanswered
+from runner.reach import unanswered, unreachable
 from runner.schema import Tracking
 
 STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "")
+PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _SQLITE = "sqlite:///"
 _NEW = ".new-mlflow.db"
 OTHERWISE = "tracking=none to train without it, or tracking.on_outage=spool to train now and record later"
@@ -58,14 +59,20 @@ def check_uri(uri: str, must_answer: bool = True) -> None:
 
 
 def silence_of(uri: str, seconds: float) -> str | None:
-    """Why a tracking server does not answer; None where it does, or is none."""
-    return unanswered(uri, seconds) if uri.startswith(("http://", "https://")) else None
+    """Why a store's server does not answer; None where it does, or there is none."""
+    if uri.startswith(("http://", "https://")):
+        return unanswered(uri, seconds)
+    try:
+        where = endpoint(uri)
+    except ValueError as error:  # the port is no number
+        return str(error)
+    return None if where is None or isinstance(where, Path) else unreachable(*where)
 
 
 def lock_of(uri: str, seconds: float) -> str | None:
     """Why a SQLite store cannot be written to; None where it can, or is another store. MLflow waits for 20 s."""
-    path = _path(uri)
-    if not uri.startswith(_SQLITE) or not path.exists():
+    path = endpoint(uri)
+    if not isinstance(path, Path) or not path.exists():
         return None
     try:
         with closing(sqlite3.connect(path, timeout=seconds, isolation_level=None)) as store:
@@ -74,6 +81,15 @@ def lock_of(uri: str, seconds: float) -> str | None:
     except sqlite3.OperationalError as error:
         return str(error)
     return None
+
+
+def endpoint(uri: str) -> tuple[str, int] | Path | None:
+    """Host and port of a store's server, or the file that it is; None where MLflow alone knows (databricks)."""
+    parts = urlsplit(uri)
+    if parts.scheme == "sqlite":
+        return Path(parts.path.removeprefix("/"))
+    port = parts.port or PORTS.get(parts.scheme.split("+")[0])
+    return (parts.hostname, port) if parts.hostname and port else None
 
 
 def missing(uri: str) -> bool:

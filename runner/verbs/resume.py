@@ -15,13 +15,14 @@ from pathlib import Path
 
 from runner import checkpoint, config, run_folder
 from runner.checkpoint import CheckpointError
-from runner.errors import ConfigError
+from runner.errors import ConfigError, refuse
 from runner.identity import check_changes, fingerprint
 from runner.prepare import Request
 from runner.recording import how_to_go_on
 from runner.report.console import Screen, relative
 from runner.run_folder import Result, RunFile
 from runner.schema import Experiment, Resume, Tracking
+from runner.secrets import MASK, unmasked
 from runner.tracking import store_uri
 from runner.tracking.artifacts import fetch_checkpoints
 from runner.tracking.earlier import stored_run
@@ -51,6 +52,9 @@ def request_of(run_dir: Path, overrides: list[str], roots: tuple[str, ...]) -> R
     sys.path[:] = [*roots, *(path for path in sys.path if path not in roots)]
     composed = config.changed(stored.config, overrides)
     experiment, values = config.load(composed), config.to_container(composed)
+    for key, value in config.flatten(values):
+        if MASK in str(value):
+            raise refuse(key, value, "a secret, which the run's folder does not hold", f"{key}=…")
     return Request(
         experiment=in_its_store(experiment, stored),
         yaml=config.to_yaml(composed),
@@ -138,4 +142,12 @@ def in_its_store(experiment: Experiment, stored: RunFile) -> Experiment:
     """With the tracking store that has the run, whatever today's default is."""
     if stored.tracking_uri is None:
         return experiment
-    return replace(experiment, tracking=replace(experiment.tracking, uri=stored.tracking_uri))
+    uri = unmasked(stored.tracking_uri)
+    if MASK in uri:  # neither the environment nor an override has its user and password
+        raise refuse(
+            "tracking.uri",
+            uri,
+            "who may write there is not stored",
+            "tracking.uri=… with its user and password",
+        )
+    return replace(experiment, tracking=replace(experiment.tracking, uri=uri))

@@ -1,7 +1,7 @@
 """`python -m runner sync`: bring to MLflow what runs could not record while it did not answer.
 
 All runs under outputs/ that nobody is training, or those of `run_dir=…`. A line a run; exit code 1 where something is
-left.
+left. `tracking.uri=…` has the user and password of a store, which runs do not keep; it chooses none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from runner.errors import ConfigError
 from runner.recording import end_lost_run, left
 from runner.report.console import Screen, relative
 from runner.run_folder import RUN, is_free, lost, name_run, read_result, take
+from runner.secrets import MASK
 from runner.tracking import left_over
 from runner.tracking.store import ANSWER_SECONDS, silence_of
 
@@ -27,7 +28,8 @@ def sync(arguments: list[str], screen: Screen) -> int:
             with take(run_dir, seconds=0):
                 if read_result(run_dir) is None:
                     end_lost_run(run_dir)
-    folders = [named(argument) for argument in arguments] or left(outputs)
+    named = [argument for argument in arguments if not argument.startswith("tracking.uri=")]
+    folders = [folder_of(argument) for argument in named] or left(outputs)
     silent: dict[str, str | None] = {}  # why each store does not answer
     outcomes = []
     for folder in folders:
@@ -39,7 +41,7 @@ def sync(arguments: list[str], screen: Screen) -> int:
     return 1 if any(outcomes) else 0
 
 
-def named(argument: str) -> Path:
+def folder_of(argument: str) -> Path:
     key, _, value = argument.partition("=")
     folder = Path(value).absolute()
     if key != "run_dir":
@@ -54,6 +56,8 @@ def deliver(folder: Path, silent: dict[str, str | None]) -> str | None:
     address = left_over.address_of(folder)
     if address is None:
         return None
+    if MASK in address.uri:
+        return f"who may write to {address.uri} is not stored; type sync tracking.uri=… with its user and password"
     if not is_free(folder):
         return "it is still being trained"
     if address.uri not in silent:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.executors import ray_cluster
+from runner.executors import nodes
 from tests.conftest import environment
 from tests.end_to_end.conftest import Finished, Train
 
@@ -133,7 +133,7 @@ def test_records_of_other_nodes_are_collected(train: Train, tmp_path: Path) -> N
     (result["folder"] / "logs" / "rank-1.log").write_text("from afar")
     (result["folder"] / "errors").mkdir()
     (result["folder"] / "errors" / "rank-1.json").write_text("{}")
-    ray_cluster.collect(result["folder"], here, but_node="another")
+    nodes.collect(result["folder"], here, but_node="another")
     assert (here / "logs" / "rank-0.log").read_text() == "already here"
     assert (here / "logs" / "rank-1.log").read_text() == "from afar"
     assert (here / "errors" / "rank-1.json").read_text() == "{}"

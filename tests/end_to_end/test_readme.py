@@ -27,7 +27,7 @@ COMMANDS = [
 ]
 TRAINED_ELSEWHERE = "python -m runner model=mlp scaling.num_workers=4"  # test_main_job.py runs just this
 RUNNER = [line for line in COMMANDS if line.startswith("python -m runner ") and line != TRAINED_ELSEWHERE]
-OTHER = [line for line in RUNNER if re.search(" --cfg| --help| prove ", line)]
+OTHER = [line for line in RUNNER if re.search(" --cfg| --help| prove | doctor ", line)]
 TRAINING = [line for line in RUNNER if line not in OTHER]
 Ran = tuple[Path, subprocess.CompletedProcess[str]]  # where, and how it ended
 

@@ -1,0 +1,72 @@
+"""`python -m runner doctor [key=value …] [--json]`: the checks before a launch, a line each: passed, or what to type.
+
+All of them, also where one has failed, of the training that `python -m runner [key=value …]` would start. Runs whose
+driver was killed are marked FAILED on the way.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Callable, Sequence
+
+from packaging.requirements import Requirement
+
+from runner.checks import FAILED, PASSED, Checks, Outcome
+from runner.errors import PreflightError, RunnerError
+from runner.prepare import Request, prepare
+from runner.recording import end_lost_runs
+from runner.report.console import Screen
+
+JSON = "--json"
+
+
+def doctor(arguments: Sequence[str], compose: Callable[[Sequence[str]], Request], screen: Screen) -> int:
+    """Returns the exit code: 0 where all is well, else that of a refusal. Raises ConfigError for a config that is none."""
+    request = compose([argument for argument in arguments if argument != JSON])
+    checks = Checks(request.experiment.skip_checks, keep_going=True)
+    checks.run("packages", check_packages)
+    outcomes = examined(request, checks)
+    failed = any(outcome.status == FAILED for outcome in outcomes)
+    if JSON in arguments:
+        found = [
+            {key: getattr(each, key) for key in ("name", "status", "text", "seconds")} for each in outcomes
+        ]
+        screen.line(json.dumps({"ok": not failed, "checks": found}, indent=2))
+    else:
+        for each in outcomes:
+            screen.line(f"{each.status:<5} {each.name:<10} {each.text}  ({each.seconds:.1f} s)")
+    end_lost_runs(request.outputs, (lambda text: None) if JSON in arguments else screen.line)
+    return PreflightError.exit_code if failed else 0
+
+
+def examined(request: Request, checks: Checks) -> list[Outcome]:
+    """The outcomes, and what else keeps the training from being launched as the last one."""
+    try:
+        plan = prepare(request, checks).plan
+    except RunnerError as error:
+        checks.join()
+        if all(outcome.error is not error for outcome in checks.outcomes):
+            return [*checks.outcomes, Outcome("plan", FAILED, str(error), 0.0, error)]
+        return checks.outcomes
+    return [*checks.outcomes, Outcome("plan", PASSED, "; ".join(plan.lines()), 0.0)]
+
+
+def check_packages() -> str:
+    """What is installed are the versions that runner is made for. Raises PreflightError."""
+    for line in importlib.metadata.requires("runner") or ():
+        needed = Requirement(line)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(needed.name)
+        except importlib.metadata.PackageNotFoundError:
+            raise PreflightError(f"{needed.name} is not installed; type make setup") from None
+        if not needed.specifier.contains(version, prereleases=True):
+            raise PreflightError(
+                f"{needed.name} is {version}, runner needs {needed.specifier}; type make setup"
+            )
+    names = ("torch", "ray", "mlflow", "hydra-core")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    return f"Python {platform.python_version()}, {versions}"
