@@ -2,7 +2,9 @@
 
 import pytest
 
-from runner.tracking import delivery
+from runner import secrets
+from runner.schema import OnOutage, Tracking
+from runner.tracking import delivery, open_record
 from runner.tracking.spool import DRIVER, RANK_0_FILES, Address, Line, Spool
 
 
@@ -121,3 +123,25 @@ def test_of_checkpoints_under_one_name_the_newest_is_sent(tmp_path):
     lines = [line(number, "checkpoint" if name else "model", name) for number, name in enumerate(names)]
     assert [group[0].end for group in delivery._newest(lines)] == [1, 3, 4]
     assert Spool(tmp_path, RANK_0_FILES).is_files
+
+
+def test_neither_lines_nor_the_address_hold_a_secret(tmp_path, path, monkeypatch):
+    monkeypatch.setattr(secrets, "_known", set())
+    monkeypatch.setattr(secrets, "_uris", {})
+    monkeypatch.setattr(secrets, "_pattern", None)
+    uri = "http://bob:hunter22@127.0.0.1:9"
+    secrets.learn_from_process([f"tracking.uri={uri}"])
+    settings = Tracking(uri=uri, on_outage=OnOutage.spool)
+    record = open_record(settings, tmp_path, tmp_path, "a run")
+    record.log_params({"tracking.uri": uri, "dataset.password": "short"})
+    record.log_text(f"uri: {uri}", "config.yaml")
+    record.log_event(f"failed at {uri}")
+    record.set_tags({"where": uri})
+    record.finish("FAILED", f"no answer from {uri}")
+    record.close(0.0)
+    for file in (path, Address.path(tmp_path)):
+        assert "bob" not in file.read_text()
+        assert "hunter22" not in file.read_text()
+        assert "short" not in file.read_text()
+        assert secrets.MASK in file.read_text()
+    assert Address.read(tmp_path) == Address(uri, None, was_put_off=True)
