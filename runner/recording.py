@@ -57,7 +57,9 @@ def open_run(request: Request, plan: Plan, say: Callable[[str], None]) -> RunRec
         run_file(record, request).write(run_dir)
         describe_run(record, request, plan)
         end_lost_runs(request.outputs, say)
-        threading.Thread(target=deliver_earlier, args=(request.outputs,), name="earlier", daemon=True).start()
+        threading.Thread(
+            target=deliver_earlier, args=(request.outputs, say), name="earlier", daemon=True
+        ).start()
     except BaseException:
         ended(record, "FAILED")
         raise
@@ -105,12 +107,15 @@ def left(outputs: Path) -> list[Path]:
     ]
 
 
-def deliver_earlier(outputs: Path) -> None:
-    """What earlier runs have left, in the background, until a store does not answer."""
+def deliver_earlier(outputs: Path, say: Callable[[str], None]) -> None:
+    """What earlier runs have left, in the background, until a store does not answer; a line a run."""
     for folder in left(outputs):
         with suppress(RunnerError, OSError), take(folder, seconds=0):
-            if left_over.deliver_left(folder, partial(name_run, folder)).outage:
+            outcome = left_over.deliver_left(folder, partial(name_run, folder))
+            if outcome.outage:
                 return
+            refused = f", but for what it refuses: {outcome.refused[0]}" if outcome.refused else ""
+            say(f"{relative(folder)}: everything is in MLflow now{refused}")
 
 
 def how_to_go_on(run_id: str | None, run_dir: Path) -> str:

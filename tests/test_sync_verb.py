@@ -96,12 +96,14 @@ def test_where_a_store_does_not_answer_a_line_says_so_and_the_others_are_deliver
 
 
 def test_a_run_that_is_being_trained_is_left_alone(here, store):
-    folder = run_of(here, "multiruns/2026/sweep/0", store)
+    folder, said = run_of(here, "multiruns/2026/sweep/0", store), []
     with locked(folder, "rank-0.lock"):
         assert synced() == (1, ["outputs/multiruns/2026/sweep/0: not yet: it is still being trained"])
-        deliver_earlier(here / "outputs")
+        deliver_earlier(here / "outputs", said.append)
         assert left(here / "outputs") == [folder]
-    deliver_earlier(here / "outputs")
+    assert said == []
+    deliver_earlier(here / "outputs", said.append)
+    assert said == ["outputs/multiruns/2026/sweep/0: everything is in MLflow now"]
     assert left(here / "outputs") == []
 
 

@@ -134,8 +134,8 @@ def test_a_run_that_ended_or_never_was_is_left_alone(record, outputs, tmp_path):
     assert "runner.error" not in run_of(record).data.tags
     (said,) = lost(tmp_path / "gone", record.uri, NO_RUN).refused
     assert said.startswith(f"Run with id={NO_RUN} not found")
-    (said,) = lost(tmp_path / "gone", f"sqlite:///{outputs}/none.db", NO_RUN).refused
-    assert said == f"there is no store sqlite:///{outputs}/none.db"
+    none = f"sqlite:///{outputs}/none.db"
+    assert lost(tmp_path / "gone", none, NO_RUN) == Outcome(f"there is no store {none}")
     assert not (outputs / "none.db").exists()
 
 

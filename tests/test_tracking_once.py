@@ -1,6 +1,7 @@
 """What is delivered again, late, or by somebody else is in MLflow once, on SQLite; and what counts as an outage."""
 
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
@@ -225,3 +226,31 @@ def test_a_locked_sqlite_file_is_an_outage_at_the_end(outputs, folder, monkeypat
     run = MlflowClient(record.uri).get_run(record.run_id)
     assert (run.info.status, run.data.metrics) == ("FINISHED", {"loss": 0.5})
     assert len(MlflowClient(record.uri).get_metric_history(record.run_id, "loss")) == 1
+
+
+def test_a_delivery_that_was_given_up_removes_and_says_nothing_when_its_answer_comes(
+    outputs, folder, monkeypatch
+):
+    said, answered, method = [], threading.Event(), MlflowClient.log_batch
+
+    def late(client, *arguments, **named):
+        answered.wait(30)
+        method(client, *arguments, **named)
+
+    record = open_record(Tracking(), outputs, folder, "given up", None, said.append)
+    assert record.close() == Outcome()
+    monkeypatch.setattr(MlflowClient, "log_batch", late)
+    record.set_tags({"first": "1"})
+    record.set_tags({"second": "2"})
+    assert record.close(0.2) == Outcome("no answer")
+    answered.set()
+    record._delivery._thread.join()
+    assert [line.entry["tags"] for line in Spool(folder, DRIVER).pending()] == [
+        {"first": "1"},
+        {"second": "2"},
+    ]
+    assert record.close() == Outcome("no answer")
+    assert said == []
+    assert deliver_left(folder) == Outcome()
+    run = MlflowClient(record.uri).get_run(record.run_id)
+    assert (run.data.tags["first"], run.data.tags["second"]) == ("1", "2")

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from runner.errors import ConfigError, RunnerError
 from runner.schema import Backend, Tracking
-from runner.tracking import NullRecord, NullTracker, check_store, open_record, open_tracker
+from runner.tracking import NullRecord, NullTracker, Outcome, check_store, open_record, open_tracker
 from runner.tracking.mlflow import clean
 from runner.tracking.store import default_uri, tracking_uri
 from tests.composed import CONF
@@ -152,3 +152,12 @@ def test_a_store_that_cannot_be_one_is_refused_before_mlflow_is_asked(uri, said,
         check_store(Tracking(uri=uri), tmp_path)
     assert said in str(raised.value)
     assert raised.value.exit_code == 2
+
+
+def test_a_sqlite_store_of_the_user_s_is_created_where_he_names_it(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mine.db"
+    record = open_record(Tracking(uri=uri), tmp_path / "outputs", tmp_path / "run", "first")
+    assert MlflowClient(uri).get_run(record.run_id).info.run_name == "first"
+    record.finish("FINISHED")
+    assert record.close() == Outcome()
+    assert not (tmp_path / "outputs").exists()

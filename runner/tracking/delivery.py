@@ -13,7 +13,7 @@ from typing import Any
 from runner.tracking import Outcome
 from runner.tracking.entries import Run, is_outage, reason
 from runner.tracking.spool import FOLDER, MODEL, Address, Line, Spool
-from runner.tracking.store import OutageError, client_of, first_line, lock_of, missing, silence_of
+from runner.tracking.store import OutageError, client_of, first_line, lock_of, silence_of
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # s, between two attempts in an outage
 CLOSING_SECONDS = 2.0  # that the end of a process waits in an outage
@@ -45,6 +45,7 @@ class Delivery:
         self._thread: threading.Thread | None = None
         self._closing, self._given_up = threading.Event(), threading.Event()
         self._outage: str | None = None
+        self._left: str | None = None  # why it was given up
         self._refused: list[str] = []
         self._failed: Exception | None = None
         self._began: float | None = None  # when the request that is being waited for was sent; monotonic
@@ -96,7 +97,7 @@ class Delivery:
     def close(self, at_most: float | None = None) -> Outcome:
         """Wait until everything is delivered, in an outage CLOSING_SECONDS, in any case `at_most` seconds."""
         if self._given_up.is_set():  # the next process goes on
-            return Outcome(self._outage, tuple(self._refused))
+            return Outcome(self._left, tuple(self._refused))
         if self._thread is None:
             self.start(0.0)
         assert self._thread is not None
@@ -105,22 +106,23 @@ class Delivery:
         while self._thread.is_alive():
             self._thread.join(0.05)
             waited = time.monotonic() - began
-            if at_most is not None and waited > at_most:
-                self._outage = self._outage or "no answer"
-            elif not (self._outage and waited > CLOSING_SECONDS) and not self._is_stuck():
-                continue
-            self._given_up.set()
-            for spool in self._spools:
-                spool.give_up()
-            break
+            is_late = at_most is not None and waited > at_most
+            if is_late or (self._outage and waited > CLOSING_SECONDS) or self._is_stuck():
+                return self._give_up()
         self._thread = None
         if self._failed is not None:
             raise self._failed
-        if self._outage is None:
-            self._remove()
-        else:
-            self._address.write(self._folder)  # for whoever goes on
-        return Outcome(self._outage, tuple(self._refused))
+        self._remove()
+        return Outcome(None, tuple(self._refused))
+
+    def _give_up(self) -> Outcome:
+        """Leave the rest to another process. The thread may wait for an answer for seconds, and then changes nothing."""
+        self._given_up.set()
+        self._left = self._outage or "no answer"
+        for spool in self._spools:
+            spool.give_up()
+        self._address.write(self._folder)
+        return Outcome(self._left, tuple(self._refused))
 
     def _deliver_often(self, every: float, first: float) -> None:
         self._closing.wait(first)
@@ -138,6 +140,8 @@ class Delivery:
                         self._closing.wait(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                     continue
+                if self._given_up.is_set():
+                    return
                 self._end()
                 pause = FIRST_PAUSE
                 if is_last:
@@ -164,8 +168,6 @@ class Delivery:
 
     def _send(self, group: Sequence[Line]) -> None:
         if self._run is None:
-            if missing(self._address.uri):  # MLflow would create it
-                raise FileNotFoundError(f"there is no store {self._address.uri}")
             put_off = self._address.was_put_off
             self._run = Run(client_of(self._address.uri), self._folder, None, put_off, self._asks)
         if self._run.run_id is None:
@@ -179,6 +181,8 @@ class Delivery:
             self._created(str(self._run.run_id))
 
     def _begin(self, outage: OutageError) -> None:
+        if self._given_up.is_set():
+            return
         waits_for_driver = self._run is not None and self._run.run_id is None  # which has said so
         if self._outage is None and not waits_for_driver:
             self._say(

@@ -37,6 +37,9 @@ def deliver_left(
     if address is None:
         return Outcome()
     from runner.tracking.delivery import Delivery
+    from runner.tracking.store import missing
 
+    if missing(address.uri):  # MLflow would create it
+        return Outcome(f"there is no store {address.uri}")
     spools = [Spool(folder, writer) for writer in WRITERS]
     return Delivery(folder, address, spools, asks=True, created=created).close(at_most)

@@ -6,6 +6,7 @@ left. `tracking.uri=…` has the user and password of a store, which runs do not
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def sync(arguments: list[str], screen: Screen) -> int:
     outputs = Path.cwd() / "outputs"
     if not arguments:
         for run_dir in lost(outputs):
-            with take(run_dir, seconds=0):
+            with suppress(ConfigError), take(run_dir, seconds=0):
                 if read_result(run_dir) is None:
                     end_lost_run(run_dir)
     named = [argument for argument in arguments if not argument.startswith("tracking.uri=")]
