@@ -40,7 +40,7 @@ from runner.saving import Due, Training, agree, resume, snapshot
 from runner.schema import Experiment
 from runner.snapshot import Snapshot
 from runner.tracking import NullTracker, Tracker, open_tracker
-from runner.tracking.artifacts import fetch_checkpoints
+from runner.tracking.artifacts import fetch_if_it_answers
 from runner.train_state import Metrics, TrainState
 from runner.watchdog import NullWatchdog, Watchdog, open_watchdog
 
@@ -211,7 +211,7 @@ def uploaded(job: Job) -> Callable[[], Iterable[Path]]:
     """The run's checkpoints in the tracking store, where this node has none."""
     if job.tracking_uri is None or job.run_id is None:
         return tuple
-    return partial(fetch_checkpoints, job.tracking_uri, job.run_id, job.run_dir / "fetched")
+    return partial(fetch_if_it_answers, job.tracking_uri, job.run_id, job.run_dir / "fetched")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from models.linear import Linear
 from runner.errors import PreflightError
 from runner.schema import OnOutage, Tracking
 from runner.tracking import Measured, Outcome, open_record, reopen_record
+from runner.tracking.artifacts import fetch_if_it_answers
 from runner.tracking.delivery import Delivery
 from runner.tracking.entries import is_outage, reason
 from runner.tracking.left_over import deliver_left, end_lost_run, has_left
@@ -254,3 +255,13 @@ def test_a_delivery_that_was_given_up_removes_and_says_nothing_when_its_answer_c
     assert deliver_left(folder) == Outcome()
     run = MlflowClient(record.uri).get_run(record.run_id)
     assert (run.data.tags["first"], run.data.tags["second"]) == ("1", "2")
+
+
+def test_a_rank_that_starts_again_in_an_outage_has_no_uploaded_checkpoint_and_says_so(
+    outputs, folder, capsys
+):
+    assert list(fetch_if_it_answers("http://127.0.0.1:9", "0" * 32, folder)) == []
+    said = "MLflow at http://127.0.0.1:9 does not answer (Connection refused), and no checkpoint is here: from the start"
+    assert capsys.readouterr().out == f"{said}\n"
+    with pytest.raises(MlflowException, match="not found"):  # no outage: the run is not there
+        list(fetch_if_it_answers(f"sqlite:///{outputs}/mlflow.db", "0" * 32, folder))

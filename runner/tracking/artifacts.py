@@ -58,6 +58,20 @@ def fetch_checkpoints(tracking_uri: str, run_id: str, into: Path) -> Iterator[Pa
             yield target
 
 
+def fetch_if_it_answers(tracking_uri: str, run_id: str, into: Path) -> Iterator[Path]:
+    """The same for a rank 0 that starts again: in an outage it has none, and says so."""
+    from runner.tracking.entries import is_outage, reason
+
+    try:
+        yield from fetch_checkpoints(tracking_uri, run_id, into)
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        print(
+            f"MLflow at {tracking_uri} does not answer ({reason(error)}), and no checkpoint is here: from the start"
+        )
+
+
 def read_text(client: Any, run_id: str, name: str) -> str | None:
     """The artifact `name` at the root of an existing run; None where it has none."""
     if name not in listed(client, run_id):
