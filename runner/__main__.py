@@ -33,7 +33,7 @@ from runner.verbs.train import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
-VERBS = ("train", "resume", "prove", "doctor")
+VERBS = ("train", "resume", "prove", "doctor", "sync")
 PRINTING = ("--cfg", "-c", "--info", "-i")  # flags with which Hydra prints the config
 
 
@@ -84,6 +84,10 @@ def run(arguments: list[str]) -> int:
 
         resume(arguments, roots, Screen())
         return 0
+    if verb == "sync":
+        from runner.verbs.sync import sync
+
+        return sync(arguments, Screen())
     if verb == "prove":
         from runner.verbs.prove import prove
 

@@ -17,7 +17,7 @@ from runner.rank_log import captured
 from runner.report.console import relative
 from runner.resources import Machine, plan_resources
 from runner.run_folder import RESULT, RUN, RunFile, read_result
-from runner.schema import Experiment
+from runner.schema import Experiment, OnOutage
 from runner.tracking import check_store, store_uri
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ def first_weights(
 def check_nodes(experiment: Experiment, machine: Machine, outputs: Path, checks: Checks) -> None:
     """What every node of a cluster must have and reach."""
     if machine.is_cluster:
-        uri = store_uri(experiment.tracking, outputs)
+        may_wait = experiment.tracking.on_outage is OnOutage.spool
+        uri = None if may_wait else store_uri(experiment.tracking, outputs)
         checks.begin(
             "nodes", lambda: "; ".join([nodes.check_versions(), *([nodes.check_store(uri)] if uri else [])])
         )

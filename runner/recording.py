@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runner import config, provenance
-from runner.errors import RunnerError
+from runner.errors import ConfigError, RunnerError
 from runner.plan import Plan
 from runner.prepare import Request
 from runner.report.console import error_line, relative
-from runner.run_folder import RESULT, RunFile, locked, lost, now, read_result, write_result
+from runner.run_folder import (
+    JOBS,
+    MULTIRUNS,
+    PROOFS,
+    RANK_0_LOCK,
+    RESULT,
+    RUN,
+    RUNS,
+    RunFile,
+    locked,
+    lost,
+    name_run,
+    now,
+    read_result,
+    take,
+    write_result,
+)
 from runner.secrets import unmasked
-from runner.tracking import RunRecord, open_record, reopen_record
-from runner.tracking.earlier import lost_run
+from runner.tracking import RunRecord, left_over, open_record, reopen_record
 
 INTERRUPTED_SECONDS = 3.0
 DRIVER_LOST = "driver lost: its process was killed"
@@ -24,19 +40,28 @@ DRIVER_LOST = "driver lost: its process was killed"
 
 def open_run(request: Request, plan: Plan, say: Callable[[str], None]) -> RunRecord:
     """Create the MLflow run and write down everything that is known before it starts; `say` gets a line a lost run."""
-    tracking, earlier = request.experiment.tracking, request.resumes
+    tracking, earlier, run_dir = request.experiment.tracking, request.resumes, request.run_dir
+
+    def created(run_id: str) -> None:
+        if (run_dir / RUN).exists():  # so it was put off
+            name_run(run_dir, run_id)
+            say(f"MLflow answers: this is run {run_id}")
+
     if earlier is not None:
-        record = reopen_record(tracking, request.outputs, earlier.run_id)
-        (request.run_dir / RESULT).unlink(missing_ok=True)
+        record = reopen_record(tracking, request.outputs, run_dir, earlier.run_id, say, created)
+        (run_dir / RESULT).unlink(missing_ok=True)
     else:
-        name = tracking.run_name or request.run_dir.name
-        record = open_record(tracking, request.outputs, name, request.parent_run_id)
+        name = tracking.run_name or run_dir.name
+        record = open_record(tracking, request.outputs, run_dir, name, request.parent_run_id, say, created)
     try:
-        run_file(record, request).write(request.run_dir)
+        run_file(record, request).write(run_dir)
         describe_run(record, request, plan)
         end_lost_runs(request.outputs, say)
+        threading.Thread(
+            target=deliver_earlier, args=(request.outputs, say), name="earlier", daemon=True
+        ).start()
     except BaseException:
-        record.finish("FAILED")
+        ended(record, "FAILED")
         raise
     return record
 
@@ -66,14 +91,31 @@ def end_lost_runs(outputs: Path, say: Callable[[str], None]) -> None:
 
 
 def end_lost_run(run_dir: Path) -> None:
-    """FAILED, in its folder and in MLflow. Raises RunnerError where the store does not answer."""
+    """FAILED, in its folder and in MLflow, where that answers; else when it does (`deliver_earlier`)."""
     run = RunFile.read(run_dir)
-    run_id, uri = run.run_id, run.tracking_uri and unmasked(run.tracking_uri)
-    if run_id is not None and uri is not None:
-        problem = bounded(lambda: lost_run(uri, run_id, DRIVER_LOST))
-        if problem:
-            raise RunnerError(problem)
-    write_result(run_dir, {"run_id": run_id, "status": "FAILED", "error": DRIVER_LOST})
+    if run.tracking_uri is not None:
+        left_over.end_lost_run(run_dir, unmasked(run.tracking_uri), run.run_id, DRIVER_LOST)
+    write_result(run_dir, {"run_id": run.run_id, "status": "FAILED", "error": DRIVER_LOST})
+    left_over.deliver_left(run_dir, partial(name_run, run_dir), INTERRUPTED_SECONDS)
+
+
+def left(outputs: Path) -> list[Path]:
+    """Folders with something that MLflow does not have yet, those of multiruns before their jobs'."""
+    folders = (RUNS, MULTIRUNS, JOBS, PROOFS)
+    return [
+        found for folder in folders for found in sorted(outputs.glob(folder)) if left_over.has_left(found)
+    ]
+
+
+def deliver_earlier(outputs: Path, say: Callable[[str], None]) -> None:
+    """What earlier runs have left, in the background, until a store does not answer; a line a run."""
+    for folder in left(outputs):
+        with suppress(RunnerError, OSError), take(folder, seconds=0):
+            outcome = left_over.deliver_left(folder, partial(name_run, folder))
+            if outcome.outage:
+                return
+            refused = f", but for what it refuses: {outcome.refused[0]}" if outcome.refused else ""
+            say(f"{relative(folder)}: everything is in MLflow now{refused}")
 
 
 def how_to_go_on(run_id: str | None, run_dir: Path) -> str:
@@ -102,20 +144,48 @@ def describe_run(record: RunRecord, request: Request, plan: Plan) -> None:
         record.log_text(diff, "git.diff")
 
 
-def close_record(record: RunRecord, run_dir: Path, status: str, error: str | None) -> None:
-    """Logs, result and final status; what cannot be stored is said and does not hide how the training ended."""
+def close_record(
+    record: RunRecord, run_dir: Path, status: str, error: str | None, say: Callable[[str], None]
+) -> None:
+    """Final status, logs and result, and what rank 0 has left; what cannot be stored is said and does not hide how the
+    training ended."""
 
     def store() -> None:
         record.finish(status, error)
         for name in ("logs", "plots", "profile"):
             record.log_artifact(run_dir / name)
         record.log_artifact(run_dir / "result.json")
+        with ExitStack() as held:
+            with suppress(ConfigError):  # its rank 0 lives and delivers itself; or the next start does
+                held.enter_context(locked(run_dir, RANK_0_LOCK, seconds=0.5))
+                record.take_over()
+            finish_delivery(record, run_dir, say, INTERRUPTED_SECONDS if status == "KILLED" else None)
 
-    problem = bounded(store) if status == "KILLED" else _attempt(store)
-    if problem:
+    if problem := _attempt(store):
         error_line(
-            f"tracking.uri={record.uri}: run {record.run_id} is {status}, but MLflow did not take it: {problem}"
+            f"tracking.uri={record.uri}: run {record.run_id} is {status}, which could not be recorded: {problem}"
         )
+
+
+def finish_delivery(
+    record: RunRecord, folder: Path, say: Callable[[str], None], at_most: float | None = None
+) -> None:
+    """Wait for MLflow to have everything, and say what it does not have."""
+    outcome = record.close(at_most)
+    if outcome.outage:
+        say(
+            f"{relative(folder)}: not all of it is in MLflow yet ({outcome.outage}); type python -m runner sync"
+        )
+    if outcome.refused:
+        error_line(
+            f"tracking.uri={record.uri}: MLflow did not take all of run {record.run_id}: {outcome.refused[0]}"
+        )
+
+
+def ended(record: RunRecord, status: str) -> None:
+    """Of a run that is not launched."""
+    record.finish(status)
+    record.close(INTERRUPTED_SECONDS)
 
 
 def bounded(action: Callable[[], Any], seconds: float = INTERRUPTED_SECONDS) -> str | None:

@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,7 @@ from runner.secrets import masked
 RUN, RESULT = "run.json", "result.json"
 DRIVER_LOCK, RANK_0_LOCK = "run.lock", "rank-0.lock"
 RUNS, JOBS = "runs/*/*", "multiruns/*/*/*"  # under outputs/
+MULTIRUNS, PROOFS = "multiruns/*/*", "proofs/*/*"
 POLL_SECONDS = 0.05
 Result = dict[str, Any]  # what result.json holds
 _held: set[int] = set()  # file descriptors of this process's locks
@@ -65,6 +66,14 @@ class RunFile:
             raise ConfigError(f"{run_dir}: not the folder of a run: it has no {RUN}") from error
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path}: not a whole {RUN} ({type(error).__name__}: {error})") from error
+
+
+def name_run(run_dir: Path, run_id: str) -> None:
+    """Write down the id of an MLflow run that was created later than its folder."""
+    if (run_dir / RUN).exists():
+        replace(RunFile.read(run_dir), run_id=run_id).write(run_dir)
+    if (result := read_result(run_dir)) is not None:
+        write_result(run_dir, {**result, "run_id": run_id})
 
 
 def write_result(run_dir: Path, result: Result) -> None:

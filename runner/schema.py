@@ -89,6 +89,11 @@ class Backend(Enum):
     none = "none"
 
 
+class OnOutage(Enum):
+    refuse = "refuse"  # to start
+    spool = "spool"  # train, and record the run when the store answers
+
+
 @dataclass
 class Model:
     freeze: str | None = None  # a regular expression: parameters whose name it finds do not train
@@ -242,6 +247,7 @@ class Tracking:
     log_model: bool = True
     plots: bool = True
     flush_seconds: float = 1.0
+    on_outage: OnOutage = OnOutage.refuse  # what to do where the store does not answer at the start
 
 
 CHECKS = ("resources", "horovod", "store", "nodes", "batch", "memory", "disk")

@@ -40,7 +40,7 @@ from runner.saving import Due, Training, agree, resume, snapshot
 from runner.schema import Experiment
 from runner.snapshot import Snapshot
 from runner.tracking import NullTracker, Tracker, open_tracker
-from runner.tracking.artifacts import fetch_checkpoints
+from runner.tracking.artifacts import fetch_if_it_answers
 from runner.train_state import Metrics, TrainState
 from runner.watchdog import NullWatchdog, Watchdog, open_watchdog
 
@@ -144,7 +144,7 @@ def train(
         tracker: Tracker = NullTracker()
         if rank == 0:  # it alone writes checkpoints and metrics
             history = training.measured() if goes_on else None
-            opened = open_tracker(experiment.tracking, job.tracking_uri, job.run_id, history)
+            opened = open_tracker(experiment.tracking, job.run_dir, job.tracking_uri, job.run_id, history)
             tracker = open_now.enter_context(tracking(opened))
         writer = Writer(
             checkpoints, settings.keep, settings.keep_best, plan.goal.maximise, partial(upload, tracker)
@@ -211,12 +211,12 @@ def uploaded(job: Job) -> Callable[[], Iterable[Path]]:
     """The run's checkpoints in the tracking store, where this node has none."""
     if job.tracking_uri is None or job.run_id is None:
         return tuple
-    return partial(fetch_checkpoints, job.tracking_uri, job.run_id, job.run_dir / "fetched")
+    return partial(fetch_if_it_answers, job.tracking_uri, job.run_id, job.run_dir / "fetched")
 
 
 @contextlib.contextmanager
 def tracking(tracker: Tracker) -> Iterator[Tracker]:
-    """Closed in the end. After a failure too, so that what was measured is kept; but then the failure is reported."""
+    """Closed in the end. After a failure too, so that what was measured arrives; but then the failure is reported."""
     try:
         yield tracker
     except BaseException:

@@ -22,7 +22,7 @@ def keys(text):
 SAME_RUN = keys("""
     verbose dry_run resume study allowed_targets
     tracking.backend tracking.uri tracking.experiment tracking.run_name tracking.log_model tracking.plots
-    tracking.flush_seconds
+    tracking.flush_seconds tracking.on_outage
     scaling.placement_strategy scaling.address
     dataset.loader_workers
     trainer.max_failures trainer.watchdog_seconds trainer.profile_steps

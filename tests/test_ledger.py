@@ -214,9 +214,10 @@ def test_the_line_is_on_screen_and_in_mlflow(tmp_path):
         more = ["optimizer=adamw"] if name == "adam_sde" else []
         experiment = load(f"lr_scaling={name}", "scaling.num_workers=4", *more)
         plan = make_plan(experiment, DataFacts(1000, 200, (1,), 1), ResourcePlan(4, 0.5, 0.0))
-        record = open_record(experiment.tracking, tmp_path, name)
+        record = open_record(experiment.tracking, tmp_path, tmp_path / name, name)
         describe_run(record, Request(experiment, "", {"seed": 0}, (), tmp_path, tmp_path, ()), plan)
         record.finish("FINISHED")
+        record.close()
         client = MlflowClient(record.uri)
         assert client.get_run(record.run_id).data.params["plan/lr"] == line
         text = read_text(client, record.run_id, "plan.txt")

@@ -61,7 +61,7 @@ def test_an_lr_that_changes_by_epoch_is_there_where_it_changes():
 def test_mlflow_has_the_lr_of_each_step_once_though_the_training_was_killed(tmp_path, monkeypatch):
     case = case_of(**{"scheduler.target": COSINE, "tracking.log_model": False, "tracking.plots": False})
     experiment, data = case.experiment, DataFacts(32, 5, (4,), 1)
-    record = open_record(experiment.tracking, tmp_path, "lr")
+    record = open_record(experiment.tracking, tmp_path, tmp_path / "run", "lr")
     job = worker.Job(
         experiment,
         make_plan(experiment, data, ResourcePlan(1, 1.0, 0.0)),
@@ -98,3 +98,4 @@ def test_mlflow_has_the_lr_of_each_step_once_though_the_training_was_killed(tmp_
     # The driver's history is that of the reports: epochs, not LRs.
     assert [each["epoch"] for report in reports for each in report.get("history", [])] == [1, 2, 3, 4]
     record.finish("FINISHED")
+    record.close()

@@ -112,7 +112,7 @@ def test_an_override_that_makes_another_run_is_refused_before_the_run_is_looked_
 def stored(tmp_path_factory):
     """(store's URI, run id): a run that has uploaded its config and a checkpoint. A real store, which takes seconds."""
     folder = tmp_path_factory.mktemp("store")
-    record = open_record(Tracking(uri=f"sqlite:///{folder / 'mlflow.db'}"), folder, "a run")
+    record = open_record(Tracking(uri=f"sqlite:///{folder / 'mlflow.db'}"), folder, folder / "run", "a run")
     record.log_text(config.to_yaml(compose(SMALL)), "config.yaml")
     record.log_text("trainer.epochs=2\ntracking.run_name='a b'\n", "overrides.txt")
     record.set_tags(
@@ -122,6 +122,7 @@ def stored(tmp_path_factory):
             "runner.checkpoint.last": "step-00000004",
         }
     )
+    record.close()
     path = checkpoint.commit(folder, "step-00000004", {}, {}, {"step": 4})
     MlflowClient(record.uri).log_artifacts(record.run_id, str(path), "checkpoints/last")
     return record.uri, record.run_id, folder

@@ -203,7 +203,7 @@ def test_a_diverged_job_of_another_multirun_fails_it(tmp_path: Path, monkeypatch
     job(grid, 1, 0, DIVERGED, study=None)
     assert grid.finish() == 1
     assert record.status == "FAILED"
-    assert not (tmp_path / "sweep").exists()
+    assert not (tmp_path / "sweep" / "study").exists()
 
 
 def test_an_interrupted_study_reports_the_jobs_that_ended(
@@ -237,7 +237,7 @@ def test_a_study_of_refused_jobs_and_dry_runs_has_nothing_to_say(
         ),
     )
     assert grid.finish() == 1
-    assert not (tmp_path / "sweep").exists()
+    assert not (tmp_path / "sweep" / "study").exists()
 
 
 def test_a_plot_that_fails_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

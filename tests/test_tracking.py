@@ -9,7 +9,7 @@ import torch
 
 from models.linear import Linear
 from runner.schema import Tracking
-from runner.tracking import Measured, open_record
+from runner.tracking import Measured, Outcome, open_record
 from runner.tracking.mlflow import MlflowTracker, TrackingError
 
 
@@ -20,19 +20,20 @@ def outputs(tmp_path_factory):
 
 
 @pytest.fixture
-def record(outputs):
-    return open_record(Tracking(), outputs, "a run")
+def record(outputs, tmp_path):
+    return open_record(Tracking(), outputs, tmp_path / "run", "a run")
 
 
 @pytest.fixture
-def tracker(record, monkeypatch):
+def tracker(record, tmp_path, monkeypatch):
     monkeypatch.setattr("runner.tracking.mlflow.FIRST_FLUSH_SECONDS", 0.0)
-    return MlflowTracker(record.uri, record.run_id, flush_seconds=0.05)
+    return MlflowTracker(tmp_path / "run", record.uri, record.run_id, flush_seconds=0.05)
 
 
 def client_of(record):
     from mlflow import MlflowClient
 
+    assert record.close() == Outcome()
     return MlflowClient(record.uri)
 
 
@@ -63,8 +64,8 @@ def test_a_run_is_created_running_in_the_default_experiment_and_ended(record, ou
     assert read(record).info.status == "KILLED"
 
 
-def test_a_child_run_carries_its_parent(outputs, record):
-    child = open_record(Tracking(), outputs, "child", parent_run_id=record.run_id)
+def test_a_child_run_carries_its_parent(outputs, record, tmp_path):
+    child = open_record(Tracking(), outputs, tmp_path / "child", "child", parent=record.run_id)
     assert read(child).data.tags["mlflow.parentRunId"] == record.run_id
 
 
@@ -118,11 +119,11 @@ def test_a_metric_is_recorded_once_a_step_with_the_time_it_was_measured_at(recor
     assert (stored.step, stored.timestamp, stored.value) == (7, 1000, 0.5)
 
 
-def test_more_metrics_than_a_batch_takes_arrive_exactly_once(record, monkeypatch):
-    from runner.tracking import mlflow as module
+def test_more_metrics_than_a_batch_takes_arrive_exactly_once(record, tmp_path, monkeypatch):
+    from runner.tracking import entries as module
 
     monkeypatch.setattr(module, "MAX_METRICS", 7)
-    tracker = MlflowTracker(record.uri, record.run_id, flush_seconds=10)
+    tracker = MlflowTracker(tmp_path / "run", record.uri, record.run_id, flush_seconds=10)
     tracker.log_metrics(Measured(1, 0, {f"m{number}": number for number in range(30)}))
     tracker.close()
     assert read(record).data.metrics == {f"m{number}": float(number) for number in range(30)}
@@ -132,7 +133,7 @@ def test_of_artifacts_that_wait_under_one_name_the_newest_is_uploaded(record, tm
     for name in ("step-00000001", "step-00000002"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state").write_text(name)
-    tracker = MlflowTracker(record.uri, record.run_id, flush_seconds=10)
+    tracker = MlflowTracker(tmp_path / "run", record.uri, record.run_id, flush_seconds=10)
     tracker.log_artifact(tmp_path / "step-00000001", "checkpoints/last")
     tracker.log_artifact(tmp_path / "step-00000001", "checkpoints/best")
     tracker.log_artifact(tmp_path / "step-00000002", "checkpoints/last")
@@ -177,7 +178,7 @@ def test_a_checkpoint_pruned_while_it_is_uploaded_is_fine_where_a_newer_one_wait
 ):
     from mlflow import MlflowClient
 
-    monkeypatch.setattr("runner.tracking.mlflow.UPLOAD_SECONDS", 0.0)
+    monkeypatch.setattr("runner.tracking.delivery.UPLOAD_SECONDS", 0.0)
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         for file in ("a", "manifest.json"):
@@ -193,7 +194,6 @@ def test_a_checkpoint_pruned_while_it_is_uploaded_is_fine_where_a_newer_one_wait
     monkeypatch.setattr(MlflowClient, "log_artifact", log_artifact)
     tracker.log_artifact(tmp_path / "old", "checkpoints/last")
     wait_until(lambda: not (tmp_path / "old").exists())
-    wait_until(lambda: not tracker._artifacts)
     tracker.close()
     assert content(record, "checkpoints/last/a") == content(record, "checkpoints/last/manifest.json") == "new"
     assert read(record).data.tags["runner.checkpoint.last"] == "new"
@@ -207,11 +207,11 @@ def test_checkpoints_are_uploaded_so_often_and_the_last_one_always(
 
     uploaded, upload = [], MlflowClient.log_artifact
     monkeypatch.setattr("runner.tracking.mlflow.FIRST_FLUSH_SECONDS", 0.0)
-    monkeypatch.setattr("runner.tracking.mlflow.UPLOAD_SECONDS", seconds)
+    monkeypatch.setattr("runner.tracking.delivery.UPLOAD_SECONDS", seconds)
     monkeypatch.setattr(
         MlflowClient, "log_artifact", lambda *arguments: (uploaded.append(arguments), upload(*arguments))
     )
-    tracker = MlflowTracker(record.uri, record.run_id, flush_seconds=0.01)
+    tracker = MlflowTracker(tmp_path / "run", record.uri, record.run_id, flush_seconds=0.01)
     for number, name in enumerate(("old", "newer", "newest"), start=1):
         enough = min(number, uploads - 1)
         (tmp_path / name).mkdir()
@@ -237,8 +237,8 @@ def test_a_checkpoint_pruned_before_its_upload_is_an_error_at_close(record, trac
         tracker.close()
 
 
-def test_what_goes_wrong_in_the_background_surfaces_at_close(record):
-    tracker = MlflowTracker(record.uri, "0" * 32, flush_seconds=0.01)
+def test_what_mlflow_refuses_in_the_background_surfaces_at_close(record, tmp_path):
+    tracker = MlflowTracker(tmp_path / "other", record.uri, "0" * 32, flush_seconds=0.01)
     tracker.log_metrics(Measured(1, 0, {"loss": 1.0}))
     with pytest.raises(TrackingError) as raised:
         tracker.close()
@@ -251,6 +251,7 @@ def models_of(record):
     """The run's stored models: (status, a function of rows)."""
     import mlflow
 
+    mlflow.set_tracking_uri(record.uri)
     found = mlflow.search_logged_models(
         [read(record).info.experiment_id], f"source_run_id = '{record.run_id}'", output_format="list"
     )

@@ -24,10 +24,10 @@ from pathlib import Path
 import mlflow
 from runner.schema import Tracking
 from runner.tracking import Measured, open_record, open_tracker
-from runner.tracking import mlflow as module
+from runner.tracking import entries, mlflow as module
 
 STEPS, EVERY = 60, 9
-module.FIRST_FLUSH_SECONDS, module.MAX_METRICS = 0.0, 5
+module.FIRST_FLUSH_SECONDS, entries.MAX_METRICS = 0.0, 5
 outputs, folder, settings = Path(sys.argv[1]), Path(sys.argv[2]), Tracking(flush_seconds=0.001)
 
 def measure(step):
@@ -36,7 +36,7 @@ def measure(step):
 
 def train(uri, run_id, checkpoints, seconds):
     start = saved(checkpoints)
-    tracker = open_tracker(settings, uri, run_id, [measure(step) for step in range(1, start + 1)])
+    tracker = open_tracker(settings, folder / checkpoints.stem, uri, run_id, [measure(step) for step in range(1, start + 1)])
     for step in range(start + 1, STEPS + 1):
         time.sleep(seconds)
         tracker.log_metrics(measure(step))
@@ -63,7 +63,7 @@ def lives(pid):
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 def create(answer):
-    record = open_record(settings, outputs, "killed")
+    record = open_record(settings, outputs, folder / "driver", "killed")
     answer.write_text(json.dumps([record.uri, record.run_id]))
 
 random.seed(int(sys.argv[3]))
@@ -99,8 +99,8 @@ def no_wait(monkeypatch):
 
 
 @pytest.fixture
-def record(outputs):
-    return open_record(Tracking(), outputs, "a run")
+def record(outputs, tmp_path):
+    return open_record(Tracking(), outputs, tmp_path / "run", "a run")
 
 
 def stored(record, key):
@@ -109,8 +109,8 @@ def stored(record, key):
     return sorted((metric.step, metric.timestamp, metric.value) for metric in metrics)
 
 
-def log(record, history, *measured):
-    tracker = open_tracker(Tracking(flush_seconds=0.01), record.uri, record.run_id, history)
+def log(folder, record, history, *measured):
+    tracker = open_tracker(Tracking(flush_seconds=0.01), folder, record.uri, record.run_id, history)
     for each in measured:
         tracker.log_metrics(each)
     tracker.close()
@@ -120,17 +120,19 @@ def at(step, milliseconds, **metrics):
     return Measured(step, milliseconds, metrics)
 
 
-def test_what_a_kill_lost_from_the_queue_comes_back_with_its_own_time(record):
-    log(record, None, at(1, 1000, loss=0.5), at(3, 3000, loss=0.3))
-    log(record, [at(step, 1000 * step, loss=step / 10) for step in (1, 2, 3)], at(4, 9000, loss=0.4))
+def test_what_a_kill_lost_from_the_queue_comes_back_with_its_own_time(record, tmp_path):
+    log(tmp_path, record, None, at(1, 1000, loss=0.5), at(3, 3000, loss=0.3))
+    log(
+        tmp_path, record, [at(step, 1000 * step, loss=step / 10) for step in (1, 2, 3)], at(4, 9000, loss=0.4)
+    )
     assert stored(record, "loss") == [(1, 1000, 0.5), (2, 2000, 0.2), (3, 3000, 0.3), (4, 9000, 0.4)]
 
 
-def test_what_arrived_after_the_checkpoint_is_not_repeated(record):
-    log(record, None, *(at(step, step, loss=float(step)) for step in range(1, 8)))
+def test_what_arrived_after_the_checkpoint_is_not_repeated(record, tmp_path):
+    log(tmp_path, record, None, *(at(step, step, loss=float(step)) for step in range(1, 8)))
     history = [at(step, step, loss=float(step)) for step in range(1, 5)]
     again = [at(step, 100 + step, loss=float(step)) for step in range(5, 10)]
-    log(record, history, *again)
+    log(tmp_path, record, history, *again)
     assert stored(record, "loss") == [
         *((step, step, float(step)) for step in range(1, 8)),
         (8, 108, 8.0),
@@ -138,52 +140,52 @@ def test_what_arrived_after_the_checkpoint_is_not_repeated(record):
     ]
 
 
-def test_half_a_batch_is_completed_key_by_key(record):
-    log(record, None, at(1, 1, loss=1.0, lr=0.1))
+def test_half_a_batch_is_completed_key_by_key(record, tmp_path):
+    log(tmp_path, record, None, at(1, 1, loss=1.0, lr=0.1))
     MlflowClient(record.uri).log_metric(record.run_id, "loss", 2.0, timestamp=2, step=2)
-    log(record, [at(1, 1, loss=1.0, lr=0.1), at(2, 2, loss=2.0, lr=0.2)])
+    log(tmp_path, record, [at(1, 1, loss=1.0, lr=0.1), at(2, 2, loss=2.0, lr=0.2)])
     assert stored(record, "loss") == [(1, 1, 1.0), (2, 2, 2.0)]
     assert stored(record, "lr") == [(1, 1, 0.1), (2, 2, 0.2)]
 
 
-def test_from_the_start_again_nothing_is_repeated(record):
-    log(record, None, at(1, 1, loss=1.0), at(2, 2, loss=2.0))
-    log(record, (), at(1, 11, loss=1.0), at(2, 12, loss=2.0), at(3, 13, loss=3.0))
+def test_from_the_start_again_nothing_is_repeated(record, tmp_path):
+    log(tmp_path, record, None, at(1, 1, loss=1.0), at(2, 2, loss=2.0))
+    log(tmp_path, record, (), at(1, 11, loss=1.0), at(2, 12, loss=2.0), at(3, 13, loss=3.0))
     assert stored(record, "loss") == [(1, 1, 1.0), (2, 2, 2.0), (3, 13, 3.0)]
 
 
-def test_nan_infinity_and_cleaned_names_count_as_there(record):
+def test_nan_infinity_and_cleaned_names_count_as_there(record, tmp_path):
     odd = {"not a number": math.nan, "inf": math.inf, "f1[macro]": 0.5}
-    log(record, None, Measured(1, 1, odd))
-    log(record, [Measured(1, 1, odd)], Measured(1, 5, odd))
+    log(tmp_path, record, None, Measured(1, 1, odd))
+    log(tmp_path, record, [Measured(1, 1, odd)], Measured(1, 5, odd))
     ((step, milliseconds, value),) = stored(record, "not a number")
     assert (step, milliseconds) == (1, 1)
     assert math.isnan(value)
     assert [len(stored(record, key)) for key in ("inf", "f1_macro_")] == [1, 1]
 
 
-def test_a_history_of_several_pages_is_read_to_its_end(record, monkeypatch):
+def test_a_history_of_several_pages_is_read_to_its_end(record, tmp_path, monkeypatch):
     monkeypatch.setattr("mlflow.tracking._tracking_service.client.GET_METRIC_HISTORY_MAX_RESULTS", 7)
     history = [at(step, step, loss=float(step)) for step in range(1, 31)]
-    log(record, None, *history)
-    log(record, history)
+    log(tmp_path, record, None, *history)
+    log(tmp_path, record, history)
     assert [step for step, _, _ in stored(record, "loss")] == list(range(1, 31))
 
 
-def test_a_fresh_run_asks_the_store_for_nothing(record, monkeypatch):
+def test_a_fresh_run_asks_the_store_for_nothing(record, tmp_path, monkeypatch):
     asked = []
     for name in ("get_run", "get_metric_history"):
         monkeypatch.setattr(MlflowClient, name, lambda *arguments: asked.append(arguments))
-    log(record, None, at(1, 1, loss=1.0))
+    log(tmp_path, record, None, at(1, 1, loss=1.0))
     assert asked == []
     with pytest.raises(Exception, match="did not take everything"):
-        log(record, [], at(1, 1, loss=1.0))
+        log(tmp_path, record, [], at(1, 1, loss=1.0))
     assert len(asked) == 1  # so the test would have seen it
 
 
-def test_a_resumed_tracker_takes_metrics_before_the_store_has_answered(record, monkeypatch):
+def test_a_resumed_tracker_takes_metrics_before_the_store_has_answered(record, tmp_path, monkeypatch):
     monkeypatch.setattr("runner.tracking.mlflow.FIRST_FLUSH_SECONDS", 60.0)
-    tracker = MlflowTracker(record.uri, record.run_id, 0.01, [at(1, 1, loss=1.0)])
+    tracker = MlflowTracker(tmp_path, record.uri, record.run_id, 0.01, [at(1, 1, loss=1.0)])
     tracker.log_metrics(at(2, 2, loss=2.0))
     assert stored(record, "loss") == []
     tracker.close()

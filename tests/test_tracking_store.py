@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from runner.errors import ConfigError, RunnerError
 from runner.schema import Backend, Tracking
-from runner.tracking import NullRecord, NullTracker, check_store, open_record, open_tracker
+from runner.tracking import NullRecord, NullTracker, Outcome, check_store, open_record, open_tracker
 from runner.tracking.mlflow import clean
 from runner.tracking.store import default_uri, tracking_uri
 from tests.composed import CONF
@@ -30,8 +30,9 @@ for number in range(3):
     pid = os.fork()
     if pid == 0:
         os.read(gate, 1)
-        record = open_record(Tracking(), Path(sys.argv[1]), "started together")
+        record = open_record(Tracking(), Path(sys.argv[1]), Path(sys.argv[1], str(number)), "started together")
         record.finish("FINISHED")
+        record.close()
         os.write(tell, record.run_id.encode())
         os._exit(0)
     os.close(tell)
@@ -94,9 +95,9 @@ def test_a_plain_folder_is_refused(tmp_path, uri):
     )
 
 
-def test_the_experiment_is_the_config_s_else_the_environment_s(outputs, monkeypatch):
+def test_the_experiment_is_the_config_s_else_the_environment_s(outputs, tmp_path, monkeypatch):
     def name_of(settings):
-        record = open_record(settings, outputs, None)
+        record = open_record(settings, outputs, tmp_path, None)
         return MlflowClient(record.uri).get_experiment(read(record).info.experiment_id).name
 
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from the environment")
@@ -104,10 +105,10 @@ def test_the_experiment_is_the_config_s_else_the_environment_s(outputs, monkeypa
     assert name_of(Tracking(experiment="from the config")) == "from the config"
 
 
-def test_a_run_id_in_the_environment_takes_nothing_over(outputs, monkeypatch):
-    record = open_record(Tracking(), outputs, None)
+def test_a_run_id_in_the_environment_takes_nothing_over(outputs, tmp_path, monkeypatch):
+    record = open_record(Tracking(), outputs, tmp_path, None)
     monkeypatch.setenv("MLFLOW_RUN_ID", record.run_id)
-    assert open_record(Tracking(), outputs, None).run_id != record.run_id
+    assert open_record(Tracking(), outputs, tmp_path / "other", None).run_id != record.run_id
     assert "MLFLOW_RUN_ID" not in os.environ
 
 
@@ -115,7 +116,7 @@ def test_a_store_that_cannot_be_used_is_one_line_with_a_way_out(tmp_path):
     (tmp_path / "file").write_text("")
     uri = f"sqlite:///{tmp_path}/file/my.db"
     with pytest.raises(RunnerError) as refused:
-        open_record(Tracking(uri=uri), tmp_path, None)
+        open_record(Tracking(uri=uri), tmp_path, tmp_path / "run", None)
     message = str(refused.value)
     assert message.startswith(f"tracking.uri={uri}: MLflow cannot be used (")
     assert message.endswith("); type tracking=none to train without it")
@@ -124,11 +125,11 @@ def test_a_store_that_cannot_be_used_is_one_line_with_a_way_out(tmp_path):
 
 def test_disabled_tracking_is_a_null_object(tmp_path):
     settings = Tracking(backend=Backend.none)
-    record = open_record(settings, tmp_path / "outputs", "x")
+    record = open_record(settings, tmp_path / "outputs", tmp_path / "run", "x")
     assert isinstance(record, NullRecord)
     assert (record.run_id, record.uri) == (None, None)
-    assert isinstance(open_tracker(settings, "sqlite:///x.db", "id"), NullTracker)
-    assert isinstance(open_tracker(Tracking(), None, "id"), NullTracker)  # any rank but 0
+    assert isinstance(open_tracker(settings, tmp_path, "sqlite:///x.db", "id"), NullTracker)
+    assert isinstance(open_tracker(Tracking(), tmp_path, None, "id"), NullTracker)  # any rank but 0
     assert not (tmp_path / "outputs").exists()
 
 
@@ -151,3 +152,12 @@ def test_a_store_that_cannot_be_one_is_refused_before_mlflow_is_asked(uri, said,
         check_store(Tracking(uri=uri), tmp_path)
     assert said in str(raised.value)
     assert raised.value.exit_code == 2
+
+
+def test_a_sqlite_store_of_the_user_s_is_created_where_he_names_it(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mine.db"
+    record = open_record(Tracking(uri=uri), tmp_path / "outputs", tmp_path / "run", "first")
+    assert MlflowClient(uri).get_run(record.run_id).info.run_name == "first"
+    record.finish("FINISHED")
+    assert record.close() == Outcome()
+    assert not (tmp_path / "outputs").exists()

@@ -215,7 +215,7 @@ def test_a_restart_goes_on_from_the_last_checkpoint_and_reports_all_from_the_sta
             if len(opened) == 1 and measured.step == dies_at:
                 raise KeyboardInterrupt  # no error of the training: as a signal would end it
 
-    def open_tracker(settings, uri, run_id, history):
+    def open_tracker(settings, folder, uri, run_id, history):
         opened.append(history)
         return Dying()
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
+from runner.recording import INTERRUPTED_SECONDS, finish_delivery
 from runner.report.console import Screen, error_line
-from runner.schema import Experiment
+from runner.run_folder import locked
+from runner.schema import Backend, Experiment
 from runner.tracking import NullRecord, RunRecord, open_record
 
 
@@ -28,14 +31,18 @@ class Grid:
     experiments: list[Experiment | None] = field(default_factory=list)  # of the results; None: not even one
     _experiment: Experiment | None = None  # of the job that runs
     _parent: RunRecord | None = None
+    _open_now: ExitStack = field(default_factory=ExitStack)
 
     def parent_run_id(self, experiment: Experiment) -> str | None:
-        """Called by each job, as soon as it knows what it is."""
+        """Called by each job, as soon as it knows what it is; the multirun's folder while the store does not answer."""
         self._experiment = experiment
         if self._parent is None:
-            self._parent = open_record(experiment.tracking, self.outputs, f"multirun {self.folder.name}")
+            name, say = f"multirun {self.folder.name}", self.screen.line
+            if experiment.tracking.backend is not Backend.none:
+                self._open_now.enter_context(locked(self.folder))  # or its spool would seem left over
+            self._parent = open_record(experiment.tracking, self.outputs, self.folder, name, None, say)
             self._parent.set_tags({"runner.kind": "multirun"})
-        return self._parent.run_id
+        return self._parent.run_id or (str(self.folder) if self._parent.uri else None)
 
     def run(self, overrides: tuple[str, ...], job: Callable[[], dict[str, Any]]) -> None:
         """Run one job; an error is kept and shown, not raised."""
@@ -58,6 +65,8 @@ class Grid:
         self.screen.jobs(self.results, parent.run_id)
         failed = sum(result["status"] == "FAILED" for result in self.results) - self._study(parent)
         parent.finish(status or ("FAILED" if failed else "FINISHED"))
+        finish_delivery(parent, self.folder, self.screen.line, INTERRUPTED_SECONDS if status else None)
+        self._open_now.close()
         return 1 if failed else 0
 
     def _study(self, parent: RunRecord) -> int:

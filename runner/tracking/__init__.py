@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from runner.schema import Backend, Tracking
+from runner.schema import Backend, OnOutage, Tracking
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Measured:
 
 
 class Tracker(Protocol):
-    """What rank 0 records into a run that the driver has created. No call but log_model and close blocks the training."""
+    """What rank 0 records into a run that the driver has created. No call waits for the store but close."""
 
     def log_metrics(self, measured: Measured) -> None:
         """A metric is recorded once a step: of a second value for the same key and step nothing is kept."""
@@ -33,10 +33,10 @@ class Tracker(Protocol):
         """
 
     def log_model(self, model: Any, example: Any) -> None:
-        """`model` maps a float tensor like `example` [rows, …] to outputs; blocks until it is stored."""
+        """`model` maps a float tensor like `example` [rows, …] to outputs; it is saved in the run's folder meanwhile."""
 
     def close(self) -> None:
-        """Wait until everything is stored; raises what went wrong in the background."""
+        """Wait until everything is stored, in an outage for seconds. Raises TrackingError for what the store refuses."""
 
 
 class NullTracker:
@@ -53,10 +53,24 @@ class NullTracker:
         pass
 
 
-class RunRecord(Protocol):
-    """The driver's side: the run is created (or taken up again), described and ended here, and only here."""
+@dataclass(frozen=True)
+class Outcome:
+    """Of what was recorded, when no more follows."""
 
-    run_id: str | None
+    outage: str | None = None  # why a part of it waits in the run's folder, if so
+    refused: tuple[str, ...] = ()  # what the store does not take, and never will
+
+
+class RunRecord(Protocol):
+    """The driver's side: the run is created (or taken up again), described and ended here, and only here.
+
+    Each call writes to the run's folder and returns; a thread brings it to the store.
+    """
+
+    @property
+    def run_id(self) -> str | None:
+        """None without a store, and while it has not answered yet."""
+
     uri: str | None
 
     def log_params(self, params: dict[str, Any]) -> None: ...
@@ -75,6 +89,12 @@ class RunRecord(Protocol):
 
     def finish(self, status: str, error: str | None = None) -> None:
         """FINISHED, FAILED or KILLED; why, if there is a reason, is the tag runner.error."""
+
+    def take_over(self) -> None:
+        """Deliver also what a rank 0 that is gone has left."""
+
+    def close(self, at_most: float | None = None) -> Outcome:
+        """Wait until everything is stored: in an outage for seconds, and `at_most` so many. May be called again."""
 
 
 class NullRecord:
@@ -102,33 +122,44 @@ class NullRecord:
     def finish(self, status: str, error: str | None = None) -> None:
         pass
 
+    def take_over(self) -> None:
+        pass
+
+    def close(self, at_most: float | None = None) -> Outcome:
+        return Outcome()
+
+
+def _silent(text: str) -> None:
+    pass
+
 
 def open_tracker(
     settings: Tracking,
+    folder: Path,
     record_uri: str | None,
     run_id: str | None,
     history: Sequence[Measured] | None = None,
 ) -> Tracker:
-    """Rank 0's tracker for the driver's run.
+    """Rank 0's tracker for the driver's run, whose folder is `folder`; without a `run_id` the driver creates it later.
 
     `history` is given where a training goes on: all that its checkpoint has measured, () from the very start. What of
     it the run does not have is recorded with its own time, and what the training measures again is not repeated.
     """
-    if settings.backend is Backend.none or record_uri is None or run_id is None:
+    if settings.backend is Backend.none or record_uri is None:
         return NullTracker()
     from runner.tracking.mlflow import MlflowTracker
 
-    return MlflowTracker(record_uri, run_id, settings.flush_seconds, history)
+    return MlflowTracker(folder, record_uri, run_id, settings.flush_seconds, history)
 
 
 def check_store(settings: Tracking, outputs: Path) -> str:
-    """Raise ConfigError or PreflightError where the store cannot be one, or its server does not answer."""
+    """Raise ConfigError where the store cannot be one, PreflightError where its server does not answer and has to."""
     if settings.backend is Backend.none:
         return "none is asked for"
     from runner.tracking.store import check_uri, tracking_uri
 
     uri = tracking_uri(settings, outputs)
-    check_uri(uri)
+    check_uri(uri, settings.on_outage is OnOutage.refuse)
     return uri
 
 
@@ -142,20 +173,39 @@ def store_uri(settings: Tracking, outputs: Path) -> str | None:
 
 
 def open_record(
-    settings: Tracking, outputs: Path, run_name: str | None, parent_run_id: str | None = None
+    settings: Tracking,
+    outputs: Path,
+    folder: Path,
+    run_name: str | None,
+    parent: str | None = None,
+    say: Callable[[str], None] = _silent,
+    created: Callable[[str], None] = _silent,
 ) -> RunRecord:
-    """Create the run (and, the first time, the store under `outputs`)."""
+    """Create the run of `folder` (and, the first time, the store under `outputs`).
+
+    `parent` is a run, or the folder of one that has no id yet. `say` is told that the store does not answer, and
+    `created` the run's id, when it has one.
+    """
     if settings.backend is Backend.none:
         return NullRecord()
     from runner.tracking.record import create_run
 
-    return create_run(settings, outputs, run_name, parent_run_id)
+    return create_run(settings, outputs, folder, run_name, parent, say, created)
 
 
-def reopen_record(settings: Tracking, outputs: Path, run_id: str | None) -> RunRecord:
+def reopen_record(
+    settings: Tracking,
+    outputs: Path,
+    folder: Path,
+    run_id: str | None,
+    say: Callable[[str], None] = _silent,
+    created: Callable[[str], None] = _silent,
+) -> RunRecord:
     """The run of an earlier command, which is RUNNING again. Raises ConfigError where the store has no such run."""
-    if settings.backend is Backend.none or run_id is None:
+    from runner.tracking.spool import Address
+
+    if settings.backend is Backend.none or (run_id is None and Address.read(folder) is None):
         return NullRecord()
     from runner.tracking.record import reopen_run
 
-    return reopen_run(settings, outputs, run_id)
+    return reopen_run(settings, outputs, folder, run_id, say, created)

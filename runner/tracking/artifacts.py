@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import nearest, refuse
-from runner.tracking.mlflow import prepare
-from runner.tracking.store import check_uri, first_line, missing
+from runner.tracking.store import check_uri, client_of, first_line, missing, prepare
 
 RUNS = "runs:/"
 BEST = "checkpoints/best"
@@ -29,11 +28,10 @@ def fetch(uri: str, tracking_uri: str | None, into: Path, key: str) -> Path:
     run_id, _, artifact = uri.removeprefix(RUNS).strip("/").partition("/")
     artifact = artifact or BEST
     prepare()
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     try:
-        client = MlflowClient(tracking_uri)
+        client = client_of(tracking_uri)
         client.get_run(run_id)
         there = listed(client, run_id, artifact.rpartition("/")[0])
         if artifact not in there:
@@ -49,10 +47,7 @@ def fetch(uri: str, tracking_uri: str | None, into: Path, key: str) -> Path:
 
 def fetch_checkpoints(tracking_uri: str, run_id: str, into: Path) -> Iterator[Path]:
     """The checkpoints that a run has uploaded whole, the newest first; each is downloaded when it is asked for."""
-    prepare()
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri)
+    client = client_of(tracking_uri)
     tags = client.get_run(run_id).data.tags
     for mark in ("last", "best"):
         name = tags.get(f"runner.checkpoint.{mark}")
@@ -63,6 +58,20 @@ def fetch_checkpoints(tracking_uri: str, run_id: str, into: Path) -> Iterator[Pa
                 found = Path(client.download_artifacts(run_id, path, str(into)))
                 found.replace(target / found.name)
             yield target
+
+
+def fetch_if_it_answers(tracking_uri: str, run_id: str, into: Path) -> Iterator[Path]:
+    """The same for a rank 0 that starts again: in an outage it has none, and says so."""
+    from runner.tracking.entries import is_outage, reason
+
+    try:
+        yield from fetch_checkpoints(tracking_uri, run_id, into)
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        print(
+            f"MLflow at {tracking_uri} does not answer ({reason(error)}), and no checkpoint is here: from the start"
+        )
 
 
 def read_text(client: Any, run_id: str, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Runs of earlier commands: what the store knows of one, and the end of one whose driver is gone."""
+"""Runs of earlier commands: what the store knows of one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from runner.errors import refuse
 from runner.tracking.artifacts import listed, read_text
-from runner.tracking.mlflow import TrackingError, prepare
-from runner.tracking.record import MlflowRecord
-from runner.tracking.store import check_uri, first_line, missing
+from runner.tracking.store import check_uri, client_of, first_line, missing, prepare
 
 CONFIG = "config.yaml"
 TEXTS = (CONFIG, "launch.json", "overrides.txt", "plan.txt")
@@ -31,11 +29,10 @@ def stored_run(uri: str | None, run_id: str, key: str = "run_id") -> StoredRun:
     if missing(uri):
         raise refuse(key, run_id, f"there is no store {uri}", "tracking.uri=… of the store that has it")
     prepare()
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     try:
-        client = MlflowClient(uri)
+        client = client_of(uri)
         run = client.get_run(run_id)
         there = listed(client, run_id)
         files = {name: read_text(client, run_id, name) or "" for name in TEXTS if name in there}
@@ -44,29 +41,3 @@ def stored_run(uri: str | None, run_id: str, key: str = "run_id") -> StoredRun:
     if CONFIG not in files:
         raise refuse(key, run_id, f"no run of runner: it has no artifact {CONFIG}")
     return StoredRun(run_id, run.info.status, dict(run.data.tags), files[CONFIG], files)
-
-
-def lost_run(uri: str, run_id: str, reason: str) -> bool:
-    """End a run that says RUNNING and has no driver any more: FAILED, for `reason`. Returns whether there was one.
-
-    Raises PreflightError or TrackingError where the store does not answer.
-    """
-    check_uri(uri)
-    if missing(uri):
-        return False
-    prepare()
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client = MlflowClient(uri)
-        if client.get_run(run_id).info.status != "RUNNING":
-            return False
-        MlflowRecord(client, uri, run_id).finish("FAILED", reason)
-    except (MlflowException, OSError) as error:
-        if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-            return False
-        raise TrackingError(
-            f"MLflow at {uri} did not take the end of run {run_id}: {first_line(error)}"
-        ) from error
-    return True

@@ -1,175 +1,122 @@
-"""Rank 0's tracker: metrics and artifacts go to MLflow from a thread of their own, in batches."""
+"""Rank 0's tracker: everything is in a spool at once, and goes to MLflow from a thread of its own, in batches."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import logging
-import os
-import queue
 import re
-import threading
+import shutil
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
 from runner.tracking import Measured
+from runner.tracking.delivery import Delivery
+from runner.tracking.spool import FOLDER, MODEL, RANK_0, RANK_0_FILES, Address, Spool
+from runner.tracking.store import prepare
 
 FIRST_FLUSH_SECONDS = 10.0
-UPLOAD_SECONDS = 10.0  # between two uploads at least: of checkpoints that come faster, the newest is enough
-MAX_METRICS = 1000  # a batch, at most (MLflow's limit)
-CHECKPOINTS, MANIFEST = "checkpoints/", "manifest.json"
 _NOT_ALLOWED = re.compile(r"[^\w./ :-]")
 
 
 class TrackingError(RunnerError):
-    """Something could not be stored in MLflow."""
+    """Something that MLflow does not take."""
 
 
 class MlflowTracker:
-    """Writes to an existing run.
+    """Writes to an existing run, or to one that the driver creates later; `folder` is that of the run.
 
     `import mlflow` costs a second, several while the other ranks spin in a collective waiting for this one: it is put
     off for FIRST_FLUSH_SECONDS, so that a short training pays for it when it has ended.
 
-    With a `history` the run is one that others wrote to, until they were killed with a part of it still in their queue
-    or just stored. The store is asked which steps of which metrics it has; the others are logged, the history's first.
+    With a `history` the run is one that others wrote to, until they were killed with a part of it still in their spool
+    or just stored. The store is asked which steps of which metrics it has; the others are logged, those of the spool
+    first, the history's next.
     """
 
     def __init__(
-        self, uri: str, run_id: str, flush_seconds: float, history: Sequence[Measured] | None = None
+        self,
+        folder: Path,
+        uri: str,
+        run_id: str | None,
+        flush_seconds: float,
+        history: Sequence[Measured] | None = None,
     ) -> None:
-        self._uri, self._run_id, self._flush_seconds = uri, run_id, flush_seconds
-        self._resumed = history is not None
-        self._logged: defaultdict[str, set[int]] = defaultdict(set)  # steps by key; the thread's own
-        self._metrics: queue.SimpleQueue[tuple[str, float, int, int]] = queue.SimpleQueue()
-        self._artifacts: dict[str, Path] = {}
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._error: Exception | None = None
-        self._upload_at = 0.0  # on the monotonic clock
+        self._folder, self._uri = folder, uri
+        self._metrics, self._files = Spool(folder, RANK_0), Spool(folder, RANK_0_FILES)
+        address = Address.read(folder) or Address(uri)
+        address = Address(uri, run_id or address.run_id, address.was_put_off)
+        spools = (self._metrics, self._files)
+        self._delivery = Delivery(folder, address, spools, asks=history is not None, say=_say)
         for measured in history or ():
             self.log_metrics(measured)
-        self._thread = threading.Thread(target=self._run, name="mlflow", daemon=True)
-        self._thread.start()
+        self._delivery.start(flush_seconds, FIRST_FLUSH_SECONDS)
 
     def log_metrics(self, measured: Measured) -> None:
-        for key, value in measured.metrics.items():
-            self._metrics.put((clean(key), float(value), measured.milliseconds, measured.step))
+        metrics = {clean(key): float(value) for key, value in measured.metrics.items()}
+        self._metrics.append(
+            {
+                "kind": "metrics",
+                "step": measured.step,
+                "milliseconds": measured.milliseconds,
+                "metrics": metrics,
+            }
+        )
 
     def log_artifact(self, path: Path, name: str) -> None:
-        with self._lock:
-            self._artifacts[name] = path
+        self._files.append({"kind": "checkpoint", "path": within(self._folder, path), "name": name})
 
     def log_model(self, model: Any, example: Any) -> None:
-        prepare()
-        import mlflow
-        import torch
-        from mlflow.models import infer_signature
-
-        model = model.eval().cpu()
-        with torch.no_grad():
-            outputs = model(example)
-        mlflow.set_tracking_uri(self._uri)
-        options = {
-            "name": "model",
-            "signature": infer_signature(example.numpy(), outputs.numpy()),
-            "input_example": example.numpy(),
-            # Given, not inferred: inference would load the model again in a subprocess, for seconds.
-            "pip_requirements": [f"{name}=={_public_version(name)}" for name in ("torch", "numpy", "mlflow")],
-        }
-        mlflow.start_run(run_id=self._run_id, log_system_metrics=False)
-        try:
-            try:
-                # The default, torch.export, needs no code of the user's to load.
-                mlflow.pytorch.log_model(model, **options)
-            except Exception as error:  # noqa: BLE001 (torch.export raises many types for what it cannot trace)
-                print(f"the model cannot be exported ({type(error).__name__}); stored as a pickle instead")
-                mlflow.pytorch.log_model(model, serialization_format="pickle", **options)
-        finally:
-            mlflow.end_run("RUNNING")  # the driver alone ends the run
+        mark = f"{MODEL}{time.time_ns()}"
+        path = self._folder / FOLDER / mark
+        save_model(model, example, path)
+        self._files.append({"kind": "model", "path": within(self._folder, path), "mark": mark})
 
     def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-        if self._error is not None:
-            raise TrackingError(
-                f"MLflow at {self._uri} did not take everything: {self._error}"
-            ) from self._error
-
-    def _run(self) -> None:
-        try:
-            self._closing.wait(FIRST_FLUSH_SECONDS)
-            prepare()
-            from mlflow import MlflowClient
-
-            client = MlflowClient(self._uri)
-            if self._resumed:
-                self._read_logged(client)
-            while not self._closing.wait(self._flush_seconds):
-                self._flush(client)
-                if time.monotonic() >= self._upload_at:
-                    self._upload(client)
-            self._flush(client)
-            self._upload(client)
-        except Exception as error:  # noqa: BLE001 (re-raised by close(): a thread has nobody else to tell)
-            self._error = error
-
-    def _read_logged(self, client: Any) -> None:
-        for key in client.get_run(self._run_id).data.metrics:
-            self._logged[key] = {metric.step for metric in client.get_metric_history(self._run_id, key)}
-
-    def _flush(self, client: Any) -> None:
-        from mlflow.entities import Metric
-
-        waiting = []
-        while not self._metrics.empty():
-            key, value, milliseconds, step = self._metrics.get()
-            if step not in self._logged[key]:
-                self._logged[key].add(step)
-                waiting.append(Metric(key, value, milliseconds, step))
-        for start in range(0, len(waiting), MAX_METRICS):
-            client.log_batch(self._run_id, metrics=waiting[start : start + MAX_METRICS])
-
-    def _upload(self, client: Any) -> None:
-        with self._lock:
-            artifacts, self._artifacts = self._artifacts, {}
-        for name, path in artifacts.items():
-            try:
-                self._upload_checkpoint(client, path, name)
-            except FileNotFoundError:
-                with (
-                    self._lock
-                ):  # pruned before or while it was uploaded: fine as long as a newer one is queued
-                    if name not in self._artifacts:
-                        raise
-        if artifacts:
-            self._upload_at = time.monotonic() + UPLOAD_SECONDS
-
-    def _upload_checkpoint(self, client: Any, path: Path, name: str) -> None:
-        """The manifest last: until it is there, the old one's sha256 tells that the files are not of one checkpoint."""
-        for file in sorted(path.iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
-            client.log_artifact(self._run_id, str(file), name)
-        client.set_tag(self._run_id, f"runner.checkpoint.{name.removeprefix(CHECKPOINTS)}", path.name)
+        outcome = self._delivery.close()
+        if outcome.refused:
+            raise TrackingError(f"MLflow at {self._uri} did not take everything: {outcome.refused[0]}")
 
 
-def prepare() -> None:
-    """Before the first `import mlflow` of a process: quiet, and seconds where a dead server would cost minutes."""
-    # It would make workers write into another run.
-    os.environ.pop("MLFLOW_RUN_ID", None)
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+def save_model(model: Any, example: Any, path: Path) -> None:
+    """As a folder that MLflow loads."""
+    prepare()
+    import mlflow
+    import torch
+    from mlflow.models import infer_signature
+
+    model = model.eval().cpu()
+    with torch.no_grad():
+        outputs = model(example)
+    options = {
+        "signature": infer_signature(example.numpy(), outputs.numpy()),
+        "input_example": example.numpy(),
+        # Given, not inferred: inference would load the model again in a subprocess, for seconds.
+        "pip_requirements": [f"{name}=={_public_version(name)}" for name in ("torch", "numpy", "mlflow")],
+    }
+    try:
+        # torch.export needs no code of the user's to load.
+        mlflow.pytorch.save_model(model, path, serialization_format="pt2", **options)
+    except Exception as error:  # noqa: BLE001 (torch.export raises many types for what it cannot trace)
+        print(f"the model cannot be exported ({type(error).__name__}); stored as a pickle instead")
+        shutil.rmtree(path, ignore_errors=True)
+        mlflow.pytorch.save_model(model, path, serialization_format="pickle", **options)
+
+
+def within(folder: Path, path: Path) -> str:
+    """Relative to `folder` where it lies in it, so that the folder may be moved."""
+    path = path.absolute()
+    return str(path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path)
 
 
 def clean(key: str) -> str:
     """A key that MLflow takes."""
     return _NOT_ALLOWED.sub("_", key)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _public_version(package: str) -> str:

@@ -4,135 +4,204 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, RunnerError
-from runner.schema import Tracking
-from runner.secrets import mask, masked
-from runner.tracking.artifacts import read_text
-from runner.tracking.mlflow import clean, prepare
+from runner.errors import ConfigError, PreflightError, RunnerError
+from runner.schema import OnOutage, Tracking
+from runner.secrets import masked
+from runner.tracking import Outcome
+from runner.tracking.delivery import PROBE_SECONDS, Delivery
+from runner.tracking.entries import MAX_PARAM_LENGTH, is_outage
+from runner.tracking.mlflow import clean, within
+from runner.tracking.spool import DRIVER, FOLDER, RANK_0, RANK_0_FILES, Address, Entry, Spool
 from runner.tracking.store import (
+    OTHERWISE,
+    OutageError,
+    client_of,
     create_default,
     creation_lock,
     default_uri,
     first_line,
     missing,
+    prepare,
+    silence_of,
     tracking_uri,
 )
 
-MAX_PARAMS, MAX_PARAM_LENGTH = 100, 6000  # a batch; characters (MLflow's limits)
-MAX_NOTE = 500  # characters of a tag that people read (MLflow takes 8000)
-ERROR, LAST_EVENT = "runner.error", "runner.last_event"
-EVENTS = "events.txt"
+EVERY_SECONDS = 0.2
+Say = Callable[[str], None]
 
 
 class MlflowRecord:
-    """An existing run of the store at `uri`."""
+    """A run of the store at `uri`, whose spool lies in `folder`."""
 
-    def __init__(self, client: Any, uri: str, run_id: str, events: str = "") -> None:
+    def __init__(self, folder: Path, uri: str, spool: Spool, delivery: Delivery) -> None:
         self.uri: str | None = uri
-        self.run_id: str | None = run_id
-        self._client, self._id, self._events = client, run_id, events
+        self._folder, self._spool, self._delivery = folder, spool, delivery
+
+    @property
+    def run_id(self) -> str | None:
+        return self._delivery.run_id
 
     def log_params(self, params: dict[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        entries = [Param(clean(key), str(value)[:MAX_PARAM_LENGTH]) for key, value in masked(params).items()]
-        for start in range(0, len(entries), MAX_PARAMS):
-            self._client.log_batch(self._id, params=entries[start : start + MAX_PARAMS])
+        cleaned = {clean(key): str(value)[:MAX_PARAM_LENGTH] for key, value in masked(params).items()}
+        self._add("params", params=cleaned)
 
     def log_metrics(self, metrics: dict[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now = round(time.time() * 1000)
-        entries = [Metric(clean(key), value, now, 0) for key, value in metrics.items()]
-        self._client.log_batch(self._id, metrics=entries)
+        cleaned = {clean(key): float(value) for key, value in metrics.items()}
+        self._add("metrics", step=0, milliseconds=round(time.time() * 1000), metrics=cleaned)
 
     def log_text(self, text: str, name: str) -> None:
-        self._client.log_text(self._id, mask(text), name)
+        self._add("text", text=text, name=name)
 
     def log_artifact(self, path: Path) -> None:
-        if path.is_dir():
-            self._client.log_artifacts(self._id, str(path), path.name)
-        elif path.exists():
-            self._client.log_artifact(self._id, str(path))
+        if path.exists():
+            self._add("artifact", path=within(self._folder, path))
 
     def set_tags(self, tags: dict[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        self._client.log_batch(self._id, tags=[RunTag(key, value) for key, value in masked(tags).items()])
+        self._add("tags", tags=tags)
 
     def log_event(self, text: str) -> None:
-        # An artifact, for a tag has a limit; the whole of it each time, for an artifact cannot be appended to.
-        line = mask(" ".join(text.split()))
-        self._events += f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}\n"
-        self._client.log_text(self._id, self._events, EVENTS)
-        self._client.set_tag(self._id, LAST_EVENT, line[:MAX_NOTE])
+        self._add("event", at=_now(), text=" ".join(text.split()))
 
     def finish(self, status: str, error: str | None = None) -> None:
-        self._client.set_terminated(self._id, status)  # first: it matters more than the reason
-        if error:
-            self._client.set_tag(self._id, ERROR, mask(error)[:MAX_NOTE])
+        self._add("status", status=status, error=error, end=round(time.time() * 1000))
+
+    def take_over(self) -> None:
+        self._delivery.add([Spool(self._folder, writer) for writer in (RANK_0, RANK_0_FILES)])
+
+    def close(self, at_most: float | None = None) -> Outcome:
+        return self._delivery.close(at_most)
+
+    def _add(self, kind: str, **arguments: Any) -> None:
+        self._spool.append(masked({"kind": kind, **arguments}))  # a file, and then MLflow
 
 
 def create_run(
-    settings: Tracking, outputs: Path, run_name: str | None, parent_run_id: str | None
+    settings: Tracking,
+    outputs: Path,
+    folder: Path,
+    run_name: str | None,
+    parent: str | None,
+    say: Say,
+    created: Callable[[str], None],
 ) -> MlflowRecord:
-    """A new run. SQLite and artifacts lie under `outputs` unless the user chose a store. Raises RunnerError."""
-    prepare()
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
+    """A new run. SQLite and artifacts lie under `outputs` unless the user chose a store. Raises RunnerError.
 
+    With tracking.on_outage=spool a store that does not answer gets the run later: until then it has no id.
+    """
     uri = tracking_uri(settings, outputs)
-    tags = {"mlflow.parentRunId": parent_run_id} if parent_run_id else {}
-    try:
-        with creation_lock(uri, outputs):
-            if uri == default_uri(outputs) and missing(uri):
-                create_default(outputs)
-            client = MlflowClient(uri)
-            client.search_experiments(max_results=1)
-        # A store of our own keeps its artifacts beside it; MLflow would put them into the current directory.
-        location = (outputs / "artifacts").as_uri() if uri == default_uri(outputs) else None
-        run = client.create_run(_experiment_id(client, settings, location), run_name=run_name, tags=tags)
-    except (MlflowException, OSError) as error:
-        raise RunnerError(
-            f"tracking.uri={uri}: MLflow cannot be used ({first_line(error)}); "
-            "type tracking=none to train without it"
-        ) from error
-    return MlflowRecord(client, uri, run.info.run_id)
+    if uri == default_uri(outputs):
+        _create_store(uri, outputs)
+    # A store of our own keeps its artifacts beside it; MLflow would put them into the current directory.
+    location = (outputs / "artifacts").as_uri() if uri == default_uri(outputs) else None
+    creation = {
+        "kind": "create",
+        "experiment": settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner",
+        "location": location,
+        "name": run_name,
+        "parent": parent,
+        "start": round(time.time() * 1000),
+        "mark": uuid.uuid4().hex,
+    }
+
+    def refused(why: str, is_out: bool) -> RunnerError:
+        instead = OTHERWISE if is_out else "tracking=none to train without it"
+        kind = PreflightError if is_out else RunnerError
+        return kind(f"tracking.uri={uri}: MLflow cannot be used ({why}); type {instead}")
+
+    return _open(settings, folder, Address(uri), creation, say, created, refused)
 
 
-def reopen_run(settings: Tracking, outputs: Path, run_id: str) -> MlflowRecord:
-    """The run goes on: RUNNING, without the error that ended it, which becomes an event. Raises ConfigError."""
+def reopen_run(
+    settings: Tracking,
+    outputs: Path,
+    folder: Path,
+    run_id: str | None,
+    say: Say,
+    created: Callable[[str], None],
+) -> MlflowRecord:
+    """The run goes on: what its folder still holds is delivered, then it is RUNNING again, without the error that ended
+    it, which becomes an event. Raises ConfigError where the store does not have it."""
     uri = tracking_uri(settings, outputs)
     if missing(uri):
         raise ConfigError(
             f"run_id={run_id}: there is no store {uri}; type tracking.uri=… of the store that has it"
         )
-    prepare()
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
+    known = Address.read(folder) or Address(uri)
+    address = Address(uri, run_id or known.run_id, known.was_put_off)
 
+    def refused(why: str, is_out: bool) -> RunnerError:
+        if is_out:
+            return PreflightError(f"tracking.uri={uri}: MLflow cannot be used ({why}); type {OTHERWISE}")
+        return ConfigError(f"run_id={run_id}: the store {uri} cannot take it up again ({why})")
+
+    return _open(settings, folder, address, {"kind": "reopen", "at": _now()}, say, created, refused)
+
+
+def _open(
+    settings: Tracking,
+    folder: Path,
+    address: Address,
+    first: Entry,
+    say: Say,
+    created: Callable[[str], None],
+    refused: Callable[[str, bool], RunnerError],
+) -> MlflowRecord:
+    """The record, with `first` in MLflow, or in the spool where that is allowed."""
+    spool = Spool(folder, DRIVER)
+    delivery = Delivery(folder, address, [spool], created=created)
+    is_added, left = False, 0
     try:
-        client = MlflowClient(uri)
-        run = client.get_run(run_id)
-        client.update_run(run_id, "RUNNING")
-        record = MlflowRecord(client, uri, run_id, read_text(client, run_id, EVENTS) or "")
-        if ERROR in run.data.tags:
-            record.log_event(f"{run.info.status}: {run.data.tags[ERROR]}")
-            client.delete_tag(run_id, ERROR)
-    except (MlflowException, OSError) as error:
-        raise ConfigError(
-            f"run_id={run_id}: the store {uri} cannot take it up again ({first_line(error)})"
+        if silence := silence_of(address.uri, PROBE_SECONDS):
+            raise OutageError(silence)
+        delivery.deliver()  # what an earlier command has left
+        left = len(delivery.refused)
+        address.write(folder)
+        spool.append(first)
+        is_added = True
+        delivery.deliver()
+    except OutageError as outage:
+        if settings.on_outage is OnOutage.refuse:
+            if is_added:  # or it would be recorded later, though nothing was trained
+                delivery.discard()
+            raise refused(str(outage), True) from outage
+        if address.run_id is None:
+            delivery.put_off()
+        else:
+            address.write(folder)
+        if not is_added:
+            spool.append(first)
+        say(
+            f"MLflow at {address.uri} does not answer ({outage}); this run waits in {folder / FOLDER} and follows "
+            "when it does"
+        )
+    if len(delivery.refused) > left:
+        delivery.discard()
+        raise refused(delivery.refused[-1], False)
+    delivery.start(EVERY_SECONDS)
+    return MlflowRecord(folder, address.uri, spool, delivery)
+
+
+def _create_store(uri: str, outputs: Path) -> None:
+    try:
+        with creation_lock(uri, outputs):
+            if missing(uri):
+                prepare()
+                create_default(outputs)
+            client_of(uri).search_experiments(max_results=1)
+    except Exception as error:  # MLflow's and SQLAlchemy's many types
+        if is_outage(error) and not missing(uri):
+            return  # locked: it is there
+        raise RunnerError(
+            f"tracking.uri={uri}: MLflow cannot be used ({first_line(error)}); "
+            "type tracking=none to train without it"
         ) from error
-    return record
 
 
-def _experiment_id(client: Any, settings: Tracking, artifact_location: str | None) -> str:
-    name = settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
-    return str(client.create_experiment(name, artifact_location=artifact_location))
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

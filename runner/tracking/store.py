@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from contextlib import AbstractContextManager, nullcontext
+import sqlite3
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from runner.errors import ConfigError, PreflightError
-from runner.reach import unreachable
+from runner.reach import unanswered, unreachable
 from runner.schema import Tracking
 
 STORES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks", "databricks-uc")
@@ -18,6 +20,12 @@ EXAMPLE = "tracking.uri=sqlite:///mlflow.db"
 _SQLITE = "sqlite:///"
 _MAGIC = b"SQLite format 3\0"
 _NEW = ".new-mlflow.db"
+OTHERWISE = "tracking=none to train without it, or tracking.on_outage=spool to train now and record later"
+ANSWER_SECONDS = 5.0  # that a server has for a first answer
+
+
+class OutageError(Exception):
+    """The store does not answer, or not now; the message says why."""
 
 
 def default_uri(outputs: Path) -> str:
@@ -37,8 +45,8 @@ def tracking_uri(settings: Tracking, outputs: Path) -> str:
     return uri
 
 
-def check_uri(uri: str) -> None:
-    """Seconds, where MLflow itself would retry for minutes. Raises ConfigError or PreflightError."""
+def check_uri(uri: str, must_answer: bool = True) -> None:
+    """Seconds, where MLflow itself would wait for minutes. Raises ConfigError, or PreflightError where none answers."""
     try:
         scheme, where = urlsplit(uri).scheme, endpoint(uri)
     except ValueError as error:  # brackets that are no IPv6, a port that is no number
@@ -49,15 +57,37 @@ def check_uri(uri: str) -> None:
         raise ConfigError(f"tracking.uri={uri}: MLflow has no such store; type {EXAMPLE}")
     if isinstance(where, Path):
         check_file(uri, where)
-        return
-    if where is None and scheme in ("http", "https"):
+    elif where is None and scheme in ("http", "https"):
         raise ConfigError(f"tracking.uri={uri}: names no server; type {EXAMPLE}")
-    reason = None if where is None else unreachable(*where)
-    if reason:
+    elif must_answer and (reason := silence_of(uri, ANSWER_SECONDS)):
         raise PreflightError(
-            f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type tracking=none to "
-            "train without it"
+            f"tracking.uri={uri}: nothing answers there ({reason}); start the server, or type {OTHERWISE}"
         )
+
+
+def silence_of(uri: str, seconds: float) -> str | None:
+    """Why a store's server does not answer; None where it does, or there is none."""
+    if uri.startswith(("http://", "https://")):
+        return unanswered(uri, seconds)
+    try:
+        where = endpoint(uri)
+    except ValueError as error:  # the port is no number
+        return str(error)
+    return None if where is None or isinstance(where, Path) else unreachable(*where)
+
+
+def lock_of(uri: str, seconds: float) -> str | None:
+    """Why a SQLite store cannot be written to; None where it can, or is another store. MLflow waits for 20 s."""
+    path = endpoint(uri)
+    if not isinstance(path, Path) or not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(path, timeout=seconds, isolation_level=None)) as store:
+            store.execute("begin immediate")
+            store.execute("rollback")
+    except sqlite3.OperationalError as error:
+        return str(error)
+    return None
 
 
 def check_file(uri: str, path: Path) -> None:
@@ -88,7 +118,11 @@ def endpoint(uri: str) -> tuple[str, int] | Path | None:
 
 def missing(uri: str) -> bool:
     """Whether this is a SQLite file that does not exist: asking MLflow for a run of it would create it."""
-    return uri.startswith(_SQLITE) and not Path(urlsplit(uri).path.removeprefix("/")).exists()
+    return uri.startswith(_SQLITE) and not _path(uri).exists()
+
+
+def _path(uri: str) -> Path:
+    return Path(urlsplit(uri).path.removeprefix("/"))
 
 
 def create_default(outputs: Path) -> None:
@@ -98,7 +132,7 @@ def create_default(outputs: Path) -> None:
     for leftover in outputs.glob(f"{_NEW}*"):  # and its journal
         leftover.unlink()
     MlflowClient(f"{_SQLITE}{outputs / _NEW}").search_experiments(max_results=1)
-    (outputs / _NEW).replace(urlsplit(default_uri(outputs)).path.removeprefix("/"))
+    (outputs / _NEW).replace(_path(default_uri(outputs)))
 
 
 def creation_lock(uri: str, outputs: Path) -> AbstractContextManager[Any]:
@@ -114,3 +148,27 @@ def first_line(error: BaseException) -> str:
     """Of MLflow's messages, which go on for pages."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0].partition(" with exception")[0]
+
+
+def prepare() -> None:
+    """Before the first `import mlflow` of a process: quiet, and seconds where a dead server would cost minutes."""
+    # It would make workers write into another run.
+    os.environ.pop("MLFLOW_RUN_ID", None)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    # None of its own: it repeats also what creates something, which may then be there twice.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(
+        logging.CRITICAL
+    )  # it prints traces of what it raises too
+
+
+def client_of(uri: str) -> Any:
+    """An MlflowClient; the import takes a second."""
+    prepare()
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from runner.errors import ConfigError, nearest
+from runner.recording import finish_delivery
 from runner.report.console import Screen
-from runner.schema import Tracking
+from runner.run_folder import locked
+from runner.schema import OnOutage, Tracking
 from runner.tracking import open_record
 from runner.verbs import prove_determinism, prove_equivalence, prove_evaluation, prove_resume
 from runner.verbs.proof import Compose, Proof
@@ -32,15 +34,20 @@ def prove(arguments: list[str], compose: Compose, screen: Screen) -> int:
     proof = PROOFS[name](overrides, compose, screen)
     for line in proof.lines():
         screen.line(line)
-    record(name, proof)
+    record(name, proof, screen)
     return 0 if proof.holds else 1
 
 
-def record(name: str, proof: Proof) -> None:
+def record(name: str, proof: Proof, screen: Screen) -> None:
     """A run of its own beside those of the trainings."""
     if proof.tracking_uri is None:
         return
-    run = open_record(Tracking(uri=proof.tracking_uri), proof.folder, f"prove {name}")
-    run.set_tags({"runner.kind": "proof", "runner.proof": name, "runner.holds": str(proof.holds).lower()})
-    run.log_text("\n".join(proof.lines()) + "\n", "verdict.txt")
-    run.finish("FINISHED" if proof.holds else "FAILED", None if proof.holds else f"prove {name}: not equal")
+    with locked(proof.folder):
+        settings = Tracking(uri=proof.tracking_uri, on_outage=OnOutage.spool)
+        run = open_record(settings, proof.folder, proof.folder, f"prove {name}")
+        run.set_tags({"runner.kind": "proof", "runner.proof": name, "runner.holds": str(proof.holds).lower()})
+        run.log_text("\n".join(proof.lines()) + "\n", "verdict.txt")
+        run.finish(
+            "FINISHED" if proof.holds else "FAILED", None if proof.holds else f"prove {name}: not equal"
+        )
+        finish_delivery(run, proof.folder, screen.line)

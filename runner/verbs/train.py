@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from runner import interrupts
 from runner.executors import ray_cluster
 from runner.prepare import Prepared, Request, prepare
 from runner.rank_log import Follower, log_path
-from runner.recording import bounded, close_record, how_to_go_on, open_run
+from runner.recording import bounded, close_record, ended, how_to_go_on, open_run
 from runner.report.console import Screen
 from runner.run_folder import Result, locked, take, write_result
 from runner.tracking import RunRecord
@@ -73,7 +72,7 @@ def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) ->
                 interrupts.ending()
                 status = "KILLED"
             background.shutdown(wait=False, cancel_futures=True)
-            bounded(lambda: opening.result().finish(status), CREATING_SECONDS)
+            bounded(lambda: ended(opening.result(), status), CREATING_SECONDS)
             raise
         background.shutdown()
     return record
@@ -125,14 +124,14 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         result["restarts"] = count
         line = f"restart {count} of {prepared.experiment.trainer.max_failures}: {reason}"
         screen.line(line)
-        bounded(lambda: record.log_event(line))
+        record.log_event(line)
 
     def received(values: dict[str, Any]) -> None:
         if "resumed" in values:
             name = values.pop("resumed")
             line = f"goes on from {name}" if name else "starts again: there was no checkpoint yet"
             screen.line(line)
-            bounded(lambda: record.log_event(line))
+            record.log_event(line)
             history[:] = values.pop("history")
             result["metrics"] = history[-1] if history else {}
         for metrics in values.pop("history", ()):
@@ -150,7 +149,7 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
     try:
         screen.banner(run_dir, plan, prepared.notes, record.run_id, record.uri)
         if prepared.change is not None:
-            bounded(partial(record.log_event, prepared.change))
+            record.log_event(prepared.change)
         screen.start(plan.total_steps)
         follower = Follower(log_path(run_dir, 0), screen.line)
         memory = Memory(prepared.data.splits, prepared.initial, prepared.data.sampler)
@@ -170,8 +169,9 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         screen.stop()
         clock.seconds["total"] = time.time() - clock.started
         result["seconds"] = {phase: round(value, 3) for phase, value in clock.seconds.items()}
+        result["run_id"] = record.run_id  # a store that did not answer at the start may have done since
         write_result(run_dir, result)
-        close_record(record, run_dir, result["status"], result.get("error"))
+        close_record(record, run_dir, result["status"], result.get("error"), screen.line)
         if result["status"] != "FINISHED":
             screen.line(how_to_go_on(record.run_id, run_dir))
     best = retention.best(run_dir / "checkpoints", plan.goal.maximise)

@@ -25,6 +25,8 @@ MUST = {
     15: ("kill in a checkpoint's write", "the one before or the new one loads"),
     16: ("disk full", "path and bytes; the one before intact; no temporary files"),
     17: ("newest checkpoint corrupted", "rejected, one earlier, a warning"),
+    18: ("MLflow down at the start", "refused in < 15 s, or trains and is recorded later; by config"),
+    19: ("MLflow dies or hangs", "≤ 10 s longer; hash equal; every metric there once in the end"),
     22: ("resume with other workers", "refused or exact steps, never silent"),
     BAD_INPUT: ("bad input", "one line with what to type, exit code 2, < 3 s, nothing launched"),
 }

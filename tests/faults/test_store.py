@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from runner.schema import Tracking
 from runner.tracking import open_record
-open_record(Tracking(), Path(sys.argv[1]), "first", None)
+open_record(Tracking(), Path(sys.argv[1]), Path(sys.argv[1], "run"), "first")
 """
 
 
@@ -34,6 +34,7 @@ def test_a_store_whose_creation_was_killed_is_created_anew(tmp_path, size):
         time.sleep(0.001)
     os.kill(creating.pid, signal.SIGKILL)
     creating.wait()
-    record = open_record(Tracking(), tmp_path, "second", None)
+    record = open_record(Tracking(), tmp_path, tmp_path / "run", "second")
     record.finish("FINISHED")
+    record.close()
     assert not list(tmp_path.glob(".*"))
