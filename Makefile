@@ -27,7 +27,7 @@ test: $(STAMP)  ## formatter check, linter, type checker, all tests
 faults: $(STAMP)  ## inject every fault in every way and print the table of what must hold and what was measured
 	$(BIN)/python -m pytest tests/faults -m 'not soak'
 
-soak: $(STAMP)  ## the longest tests: 200 kills of one training, 10,000 commands, 1,000 files (RUNNER_SOAK_KILLS=6: six)
+soak: $(STAMP)  ## the longest tests: 200 kills of one training, 10,000 configs, 1,000 command lines, 1,000 files (RUNNER_SOAK_KILLS=6: six)
 	$(BIN)/python -m pytest -m soak
 
 format: $(STAMP)  ## format the code and mend what the linter can mend

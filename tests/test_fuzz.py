@@ -95,7 +95,7 @@ def a_config_is_a_plan_or_refused(overrides):
         event("planned")
 
 
-@fuzz.tries("CONFIGS", 240)
+@fuzz.tries("CONFIGS", 300)
 @given(overrides=fuzz.OVERRIDES)
 def test_a_config_is_a_plan_or_one_line(here, overrides):
     a_config_is_a_plan_or_refused(overrides)
@@ -103,7 +103,7 @@ def test_a_config_is_a_plan_or_one_line(here, overrides):
 
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS)
-@fuzz.tries("CONFIGS", 240, soak=9_000)
+@fuzz.tries("CONFIGS", 300, soak=10_000)
 @given(overrides=fuzz.OVERRIDES)
 def test_many_configs_are_a_plan_or_one_line(here, overrides):
     a_config_is_a_plan_or_refused(overrides)
@@ -125,7 +125,7 @@ def a_command_ends_with_one_line(capsys, arguments):
     event(f"exit code {code}")
 
 
-@fuzz.tries("COMMANDS", 60)
+@fuzz.tries("COMMANDS", 40)
 @given(arguments=fuzz.COMMAND_LINE)
 def test_a_command_line_ends_with_one_line(here, capsys, arguments):
     a_command_ends_with_one_line(capsys, arguments)
@@ -133,7 +133,7 @@ def test_a_command_line_ends_with_one_line(here, capsys, arguments):
 
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS)
-@fuzz.tries("COMMANDS", 60, soak=1_000)
+@fuzz.tries("COMMANDS", 40, soak=1_000)
 @given(arguments=fuzz.COMMAND_LINE)
 def test_many_command_lines_end_with_one_line(here, capsys, arguments):
     a_command_ends_with_one_line(capsys, arguments)

@@ -20,7 +20,7 @@ def keys(text):
 # Every key of the schema. A new one must be put where it belongs: does another value change a weight, and may a run go on
 # with another value?
 SAME_RUN = keys("""
-    verbose dry_run resume study allowed_targets
+    verbose dry_run resume study allowed_targets skip_checks
     tracking.backend tracking.uri tracking.experiment tracking.run_name tracking.log_model tracking.plots
     tracking.flush_seconds tracking.on_outage
     scaling.placement_strategy scaling.address

@@ -1,7 +1,7 @@
 """`python -m runner doctor [key=value …] [--json]`: the checks before a launch, a line each: passed, or what to type.
 
 All of them, also where one has failed, of the training that `python -m runner [key=value …]` would start. Runs whose
-driver was killed are marked FAILED on the way.
+driver was killed are marked FAILED on the way, and those that MLflow does not have whole are named.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from runner.checks import FAILED, PASSED, Checks, Outcome
 from runner.errors import PreflightError, RunnerError
 from runner.prepare import Request, prepare
-from runner.recording import end_lost_runs
-from runner.report.console import Screen
+from runner.recording import end_lost_runs, left
+from runner.report.console import Screen, relative
 
 JSON = "--json"
 
@@ -37,7 +37,10 @@ def doctor(arguments: Sequence[str], compose: Callable[[Sequence[str]], Request]
     else:
         for each in outcomes:
             screen.line(f"{each.status:<5} {each.name:<10} {each.text}  ({each.seconds:.1f} s)")
-    end_lost_runs(request.outputs, (lambda text: None) if JSON in arguments else screen.line)
+    say = (lambda text: None) if JSON in arguments else screen.line
+    end_lost_runs(request.outputs, say)
+    for folder in left(request.outputs):
+        say(f"{relative(folder)}: not all of it is in MLflow; type python -m runner sync")
     return PreflightError.exit_code if failed else 0
 
 

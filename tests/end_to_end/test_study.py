@@ -14,6 +14,7 @@ from PIL import Image
 from runner import __main__ as door
 
 
+@pytest.mark.soak  # four launches; what is put together, and how, tests/test_study*.py show in milliseconds
 @pytest.mark.usefixtures("_warm_ray")
 def test_a_study_is_a_multirun_by_itself_and_ends_on_its_parent_run(
     tmp_path: Path,
