@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 
 from runner import secrets
 from runner.errors import RunnerError
-from runner.sweep.check import check_job
+from runner.sweep.check import JobChecks
 
 
 class CheckedLauncher(BasicLauncher):
@@ -28,7 +28,7 @@ class CheckedLauncher(BasicLauncher):
         assert self.hydra_context is not None  # by setup(), as the others
         assert self.config is not None
         assert self.task_function is not None
-        jobs = []
+        jobs, check = [], JobChecks()
         for number, overrides in enumerate(job_overrides, start=initial_job_idx):
             composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
             with open_dict(composed):
@@ -38,7 +38,7 @@ class CheckedLauncher(BasicLauncher):
             with flag_override(job, ["readonly", "struct"], False):
                 del job["hydra"]
             try:
-                check_job(job)
+                check(job)
             except RunnerError as error:
                 said = " ".join(filter_overrides(overrides))
                 raise type(error)(f"job {number} ({said}): {error}") from error

@@ -12,10 +12,10 @@ from runner import build, config, going_on, preflight
 from runner.checks import Checks
 from runner.errors import ConfigError, nearest, refuse
 from runner.executors import nodes, ray_cluster
-from runner.plan import Plan, make_plan
+from runner.plan import Plan, Position, make_plan
 from runner.rank_log import captured
 from runner.report.console import relative
-from runner.resources import Machine, plan_resources
+from runner.resources import Machine, ResourcePlan, plan_resources
 from runner.run_folder import RESULT, RUN, RunFile, read_result
 from runner.schema import Experiment, OnOutage
 from runner.tracking import check_store, store_uri
@@ -71,38 +71,73 @@ def prepare(request: Request, checks: Checks | None = None) -> Prepared:
         check_nodes(experiment, machine, request.outputs, checks)
     config.check_targets(experiment)
     # With torch, numpy and the dataset's own imports the slow part.
-    from runner import learner, lightning, rehearsal
     from runner.ingest import arrays
 
-    is_module = lightning.is_module(build.locate(experiment.model.target["_target_"]))
-    if is_module:
-        lightning.check_rule(experiment)
-    else:
-        check_monitor(experiment)
+    check_kind(experiment)
     data = checks.need("data", lambda: arrays.load(experiment.dataset, experiment.seed), arrays.Data.line)
     # Only now: Horovod imports torch too, and two threads at it take longer than one.
     checks.begin("horovod", lambda: preflight.check_horovod(resources, machine))
     manifest = None if request.resumes is None else going_on.newest(request.run_dir)
-    position = going_on.position(manifest)
-    plan = make_plan(experiment, data.facts, resources, position)
-    check_rows(plan)
-    fits = partial(preflight.check_memory, experiment, plan, data.nbytes(), machine)
-    weights = rehearsal.weights_alone(partial(learner.construct, experiment, plan, data.facts))
-    if weights is not None:  # before the first of them is made
-        checks.run("memory", partial(fits, weights), must=True)
-    if is_module:
-        module = learner.construct(experiment, plan, data.facts)
-        lightning.check(module, experiment.checkpoint.monitor)
-        optimizer = replace(experiment.optimizer, lr=lightning.base_lr(module))
-        experiment = replace(experiment, optimizer=optimizer)
-        lightning.check_rule(experiment, plan.learning_rate)
-        plan = make_plan(experiment, data.facts, resources, position)
+    experiment, plan = planned(experiment, data, resources, machine, checks, going_on.position(manifest))
     notes, change = [], None
     if manifest is not None:
         is_finished = (read_result(request.run_dir) or {}).get("status") == "FINISHED"
         change = going_on.check(manifest, experiment, plan, data.facts, is_finished)
         notes += [f"goes on from step {manifest['step']}", *([change] if change else [])]
     initial, note = first_weights(experiment, plan, data, request)
+    model = try_batch(experiment, plan, data, initial, checks)
+    if model is not None:
+        checks.begin(
+            "memory", partial(preflight.check_memory, experiment, plan, data.nbytes(), machine, model)
+        )
+        checks.begin("disk", partial(preflight.check_disk, experiment, model, request.run_dir))
+    checks.join()
+    return Prepared(experiment, plan, data, initial, machine, address, (*notes, *note), change)
+
+
+def check_kind(experiment: Experiment) -> None:
+    """What can be known of a LightningModule, or of any other model, from its class."""
+    from runner import lightning
+
+    if lightning.is_module(build.locate(experiment.model.target["_target_"])):
+        lightning.check_rule(experiment)
+    else:
+        check_monitor(experiment)
+
+
+def planned(
+    experiment: Experiment,
+    data: Data,
+    resources: ResourcePlan,
+    machine: Machine,
+    checks: Checks,
+    position: Position,
+) -> tuple[Experiment, Plan]:
+    """The plan, and the experiment with what a LightningModule decides itself; refused where the weights alone do not fit."""
+    from runner import learner, lightning, rehearsal
+
+    plan = make_plan(experiment, data.facts, resources, position)
+    check_rows(plan)
+    weights = rehearsal.weights_alone(partial(learner.construct, experiment, plan, data.facts))
+    if weights is not None:  # before the first of them is made
+        fits = partial(preflight.check_memory, experiment, plan, data.nbytes(), machine, weights)
+        checks.run("memory", fits, must=True)
+    if lightning.is_module(build.locate(experiment.model.target["_target_"])):
+        module = learner.construct(experiment, plan, data.facts)
+        lightning.check(module, experiment.checkpoint.monitor)
+        optimizer = replace(experiment.optimizer, lr=lightning.base_lr(module))
+        experiment = replace(experiment, optimizer=optimizer)
+        lightning.check_rule(experiment, plan.learning_rate)
+        plan = make_plan(experiment, data.facts, resources, position)
+    return experiment, plan
+
+
+def try_batch(
+    experiment: Experiment, plan: Plan, data: Data, initial: Weights | None, checks: Checks
+) -> Footprint | None:
+    """What the model took of memory; None where the check is left out."""
+    from runner import rehearsal
+
     found: list[Footprint] = []
 
     def batch() -> str:
@@ -113,11 +148,7 @@ def prepare(request: Request, checks: Checks | None = None) -> Prepared:
         return f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} went through model and loss"
 
     checks.run("batch", batch)
-    if found:
-        checks.begin("memory", partial(fits, found[0]))
-        checks.begin("disk", partial(preflight.check_disk, experiment, found[0], request.run_dir))
-    checks.join()
-    return Prepared(experiment, plan, data, initial, machine, address, (*notes, *note), change)
+    return found[0] if found else None
 
 
 def first_weights(

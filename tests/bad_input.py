@@ -166,6 +166,8 @@ CASES = (
     Bad("bfloat16 weights on Gloo", (*CONFIGS, "model=narrow"), "model=narrow_net.Narrow: weight is bfloat16, which Gloo cannot average on CPUs; type trainer.precision=bf16"),
     Bad("SyncBatchNorm", (*CONFIGS, "model=synchronised"), "model=torch.nn.SyncBatchNorm: it is a SyncBatchNorm, which needs torch.distributed; use a norm without batch statistics (GroupNorm, LayerNorm)"),
     Bad("one job of a multirun", ("--multirun", "optimizer.lr=0.1,-1"), "job 1 (optimizer.lr=-1): optimizer.lr=-1.0: must be a finite number above 0; type optimizer.lr=0.1"),
+    Bad("a job's model that does not fit", ("--multirun", "model.in_features=null,7"), "job 1 (model.in_features=7): model=models.mlp.MLP: a batch with inputs (32, 1, 8, 8) and targets (32,) failed with RuntimeError: ", "; type model.in_features=null (the data and the plan know it)"),
+    Bad("a job's data that are not there", ("--multirun", *TABLE, "dataset.path=rows.csv,rows.cvs"), "job 1 (", "; did you mean rows.csv?"),
     Bad("an override's typo in a multirun", ("--multirun", "model=mlp,mpl"), "model=mpl: no such option; ", "; type model=mlp"),
 )  # fmt: skip
 
