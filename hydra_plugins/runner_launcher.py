@@ -66,6 +66,9 @@ class MaskedSweeper(BasicSweeper):
         assert config.hydra.sweep.dir  # its ${now:…} is from here on that of both
         OmegaConf.copy_cache(config, self.config)
 
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """The launcher composes all jobs before the first one starts: once is enough."""
+
 
 def _register(group: str, name: str, plugin: type, **settings: Any) -> None:
     node = {"_target_": f"{plugin.__module__}.{plugin.__qualname__}", **settings}

@@ -44,4 +44,6 @@ def unanswered(url: str, seconds: float) -> str | None:
         return f"no answer in {seconds:g} s"
     except (OSError, http.client.HTTPException) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    except (OverflowError, UnicodeError) as error:
+        return str(error)
     return None

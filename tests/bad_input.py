@@ -160,7 +160,7 @@ CASES = (
     Bad("MLflow not there", ("tracking.uri=http://127.0.0.1:9",), "tracking.uri=http://127.0.0.1:9: nothing answers there (Connection refused); start the server, or type tracking=none"),
     Bad("no address", ("scaling.address=true",), "scaling.address=True: must be host:port, ray://host:port, auto or local; type scaling.address=local"),
     Bad("no port", ("scaling.address=127.0.0.1:99999",), "scaling.address=127.0.0.1:99999: nothing answers there (", "type scaling.address=local"),
-    Bad("no host", (f"tracking.uri=http://{'a' * 80}.b:80",), "tracking.uri=http://", "; start the server, or type tracking=none to train without it"),
+    Bad("no host", (f"tracking.uri=http://{'a' * 80}.b:80",), "tracking.uri=http://", " or tracking.on_outage=spool to train now and record later"),
     Bad("Ray not there", ("scaling.address=127.0.0.1:9",), "scaling.address=127.0.0.1:9: nothing answers there (Connection refused); "),
     Bad("Adasum on Gloo", ("lr_scaling=adasum",), "lr_scaling=adasum: Adasum needs a Horovod with MPI, this one uses Gloo or NCCL; type lr_scaling=sqrt"),
     Bad("bfloat16 weights on Gloo", (*CONFIGS, "model=narrow"), "model=narrow_net.Narrow: weight is bfloat16, which Gloo cannot average on CPUs; type trainer.precision=bf16"),
