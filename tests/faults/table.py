@@ -51,7 +51,7 @@ class Measured:
 
 
 def lines(measured: Iterable[tuple[Measured, bool]]) -> list[str]:
-    """The table as text: a row of FAULTS.md, then its injections."""
+    """The table as text: a fault, then its injections."""
     rows = sorted(measured, key=lambda each: each[0].row)
     found: list[str] = []
     for row, (name, must) in MUST.items():
