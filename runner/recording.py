@@ -32,14 +32,17 @@ from runner.run_folder import (
     write_result,
 )
 from runner.secrets import unmasked
-from runner.tracking import RunRecord, left_over, open_record, reopen_record
+from runner.tracking import RunRecord, create_store, left_over, open_record, reopen_record
 
 INTERRUPTED_SECONDS = 3.0
 DRIVER_LOST = "driver lost: its process was killed"
 
 
-def open_run(request: Request, plan: Plan, say: Callable[[str], None]) -> RunRecord:
-    """Create the MLflow run and write down everything that is known before it starts; `say` gets a line a lost run."""
+def open_run(request: Request, plan: Plan, say: Callable[[str], None], stopped: threading.Event) -> RunRecord:
+    """Create the MLflow run and write down everything that is known before it starts; `say` gets a line a lost run.
+
+    Where `stopped` is set in time, no run is created: raises RunnerError.
+    """
     tracking, earlier, run_dir = request.experiment.tracking, request.resumes, request.run_dir
 
     def created(run_id: str) -> None:
@@ -47,6 +50,10 @@ def open_run(request: Request, plan: Plan, say: Callable[[str], None]) -> RunRec
             name_run(run_dir, run_id)
             say(f"MLflow answers: this is run {run_id}")
 
+    if earlier is None:
+        create_store(tracking, request.outputs)
+    if stopped.is_set():
+        raise RunnerError("the training was stopped before it had a run")
     if earlier is not None:
         record = reopen_record(tracking, request.outputs, run_dir, earlier.run_id, say, created)
         (run_dir / RESULT).unlink(missing_ok=True)

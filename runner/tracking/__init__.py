@@ -172,6 +172,14 @@ def store_uri(settings: Tracking, outputs: Path) -> str | None:
     return tracking_uri(settings, outputs)
 
 
+def create_store(settings: Tracking, outputs: Path) -> None:
+    """Our own store, where there is none yet: it takes seconds. Raises RunnerError."""
+    if settings.backend is not Backend.none:
+        from runner.tracking.record import create_own_store
+
+        create_own_store(settings, outputs)
+
+
 def open_record(
     settings: Tracking,
     outputs: Path,

@@ -95,8 +95,7 @@ def create_run(
     With tracking.on_outage=spool a store that does not answer gets the run later: until then it has no id.
     """
     uri = tracking_uri(settings, outputs)
-    if uri == default_uri(outputs):
-        _create_store(uri, outputs)
+    create_own_store(settings, outputs)
     # A store of our own keeps its artifacts beside it; MLflow would put them into the current directory.
     location = (outputs / "artifacts").as_uri() if uri == default_uri(outputs) else None
     creation = {
@@ -187,7 +186,11 @@ def _open(
     return MlflowRecord(folder, address.uri, spool, delivery)
 
 
-def _create_store(uri: str, outputs: Path) -> None:
+def create_own_store(settings: Tracking, outputs: Path) -> None:
+    """SQLite under `outputs`, unless the user chose a store. Raises RunnerError."""
+    uri = tracking_uri(settings, outputs)
+    if uri != default_uri(outputs):
+        return
     try:
         with creation_lock(uri, outputs):
             if missing(uri):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,8 @@ def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) ->
     with clock.phase("start"):
         # Seconds each: creating the store the first time, importing Ray Train, starting Ray. Side by side.
         background = ThreadPoolExecutor(2)
-        opening = background.submit(open_run, request, prepared.plan, screen.line)
+        stopped = threading.Event()
+        opening = background.submit(open_run, request, prepared.plan, screen.line, stopped)
         background.submit(horovod_trainer.preload)
         try:
             if prepared.address is None:
@@ -67,6 +69,7 @@ def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) ->
                 )
             record = opening.result()
         except BaseException as error:
+            stopped.set()
             status = "FAILED"
             if isinstance(error, KeyboardInterrupt):
                 interrupts.ending()
