@@ -81,6 +81,17 @@ def test_json(doctor):
         "store": "FAIL",
     }
     assert set(told["checks"][0]) == {"name", "status", "text", "seconds"}
+    assert told["runs"] == []
+
+
+def test_json_is_all_that_is_printed(doctor, tmp_path):
+    (tmp_path / "talks.py").write_text("import torch\nprint('hello')\nNet = torch.nn.Linear\n")
+    (tmp_path / "c" / "model").mkdir(parents=True)
+    (tmp_path / "c" / "model" / "own.yaml").write_text(
+        "_target_: talks.Net\nin_features: null\nout_features: null\n"
+    )
+    _, lines = doctor("--config-dir=c", "model=own", "dataset=breast_cancer", "--json")
+    assert json.loads("\n".join(lines))["ok"]
 
 
 def test_a_config_that_is_none_is_refused(doctor):

@@ -6,9 +6,11 @@ driver was killed are marked FAILED on the way, and those that MLflow does not h
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import platform
+import sys
 from collections.abc import Callable, Sequence
 
 from packaging.requirements import Requirement
@@ -27,20 +29,25 @@ def doctor(arguments: Sequence[str], compose: Callable[[Sequence[str]], Request]
     request = compose([argument for argument in arguments if argument != JSON])
     checks = Checks(request.experiment.skip_checks, keep_going=True)
     checks.run("packages", check_packages)
-    outcomes = examined(request, checks)
+    as_json = JSON in arguments
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        outcomes = examined(request, checks)  # in which the user's code may print
+    runs: list[str] = []
+    end_lost_runs(request.outputs, runs.append)
+    runs += [
+        f"{relative(run)}: not all of it is in MLflow; type python -m runner sync"
+        for run in left(request.outputs)
+    ]
     failed = any(outcome.status == FAILED for outcome in outcomes)
-    if JSON in arguments:
-        found = [
-            {key: getattr(each, key) for key in ("name", "status", "text", "seconds")} for each in outcomes
-        ]
-        screen.line(json.dumps({"ok": not failed, "checks": found}, indent=2))
+    if as_json:
+        keys = ("name", "status", "text", "seconds")
+        found = [{key: getattr(each, key) for key in keys} for each in outcomes]
+        screen.line(json.dumps({"ok": not failed, "checks": found, "runs": runs}, indent=2))
     else:
         for each in outcomes:
             screen.line(f"{each.status:<5} {each.name:<10} {each.text}  ({each.seconds:.1f} s)")
-    say = (lambda text: None) if JSON in arguments else screen.line
-    end_lost_runs(request.outputs, say)
-    for folder in left(request.outputs):
-        say(f"{relative(folder)}: not all of it is in MLflow; type python -m runner sync")
+        for line in runs:
+            screen.line(line)
     return PreflightError.exit_code if failed else 0
 
 
