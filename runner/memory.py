@@ -72,11 +72,11 @@ def checkpoint_bytes(experiment: Experiment, model: Footprint) -> int:
 
 
 def kept_bytes(experiment: Experiment, model: Footprint) -> int:
-    """Of all checkpoints on the disk at the fullest moment, the one that is being written among them, and of those in MLflow."""
+    """Of all checkpoints in the run's folder at the fullest moment, the one that is being written among them."""
     settings = experiment.checkpoint
     if not settings.enabled:
         return 0
-    return (settings.keep + settings.keep_best + 1 + 2) * checkpoint_bytes(experiment, model)
+    return (settings.keep + settings.keep_best + 1) * checkpoint_bytes(experiment, model)
 
 
 def in_words(number: int) -> str:

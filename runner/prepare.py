@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -120,12 +122,14 @@ def planned(
 
     plan = make_plan(experiment, data.facts, resources, position)
     check_rows(plan)
-    weights = rehearsal.weights_alone(partial(learner.construct, experiment, plan, data.facts))
+    with unheard():
+        weights = rehearsal.weights_alone(partial(learner.construct, experiment, plan, data.facts))
     if weights is not None:  # before the first of them is made
         fits = partial(preflight.check_memory, experiment, plan, data.nbytes(), machine, weights)
         checks.run("memory", fits, must=True)
     if lightning.is_module(build.locate(experiment.model.target["_target_"])):
-        module = learner.construct(experiment, plan, data.facts)
+        with unheard():
+            module = learner.construct(experiment, plan, data.facts)
         lightning.check(module, experiment.checkpoint.monitor)
         optimizer = replace(experiment.optimizer, lr=lightning.base_lr(module))
         experiment = replace(experiment, optimizer=optimizer)
@@ -144,13 +148,19 @@ def try_batch(
 
     def batch() -> str:
         inputs, targets = rehearsal.first_batch(experiment, plan, data)
-        with tempfile.TemporaryDirectory() as folder, captured(Path(folder) / "output.log"):
-            # What the user's model prints is seen when the workers build it.
+        with unheard():
             found.append(rehearsal.rehearse(experiment, plan, data.facts, initial, inputs, targets))
         return f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} went through model and loss"
 
     checks.run("batch", batch)
     return found[0] if found else None
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What the user's model prints here is seen when the workers build it."""
+    with tempfile.TemporaryDirectory() as folder, captured(Path(folder) / "output.log"):
+        yield
 
 
 def first_weights(
@@ -164,7 +174,8 @@ def first_weights(
     uri = store_uri(experiment.tracking, request.outputs)
     where = parameters.resolve(experiment.model.init_from, uri, request.run_dir / "init_from")
     initial = parameters.read_weights(where)
-    model = learner.construct(experiment, plan, data.facts)
+    with unheard():
+        model = learner.construct(experiment, plan, data.facts)
     return initial, [parameters.initialise(model, experiment.model, initial)]
 
 

@@ -70,7 +70,7 @@ def test_needs_of_a_training(settings, state):
     assert needs.total() == (800 + 200 + 2 * (100 + state) + 7 + 2 * each) * MB
     assert needs.total(parts=4) == needs.total() - 2 * 12 * MB
     assert needs.total(workers=1) == needs.total() - each * MB
-    assert memory.kept_bytes(experiment, MODEL) == (3 + 1 + 1 + 2) * (100 + state) * MB
+    assert memory.kept_bytes(experiment, MODEL) == (3 + 1 + 1) * (100 + state) * MB
 
 
 def test_without_checkpoints_none_are_copied_or_kept():
@@ -130,11 +130,11 @@ def test_checkpoints_that_do_not_fit_the_disk_are_refused(tmp_path, monkeypatch)
     with pytest.raises(PreflightError) as refused:
         preflight.check_disk(experiment, MODEL, folder)
     assert str(refused.value) == (
-        f"hydra.run.dir={folder}: the checkpoints that are kept need about 900 MB, 500 MB are free there; "
+        f"hydra.run.dir={folder}: the checkpoints that are kept need about 700 MB, 500 MB are free there; "
         "type checkpoint.keep=2 checkpoint.keep_best=0 or hydra.run.dir=… on a larger disk"
     )
     assert preflight.check_disk(experiment, Footprint(MB, MB, 1), folder) == (
-        f"checkpoints need about 9 MB, 500 MB are free in {tmp_path}"
+        f"checkpoints need about 7 MB, 500 MB are free in {tmp_path}"
     )
 
 

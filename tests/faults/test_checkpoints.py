@@ -61,7 +61,7 @@ def small_disk(home):
 
 def test_a_full_disk_is_named_and_the_earlier_checkpoint_stays(here, small_disk, measure):
     measured = measure(16, "4 MB, a checkpoint of 1.4 MB")
-    outcome = here("small-disk", "model.width=16000")
+    outcome = here("small-disk", "model.width=16000", "skip_checks=[disk]")
     assert outcome.end == (1, "FAILED", "FAILED"), outcome.text
     assert re.match(
         rf"rank 0: {small_disk}/checkpoints/step-\d+: No space left on device: the checkpoint needs 14\d+ bytes, \d+ "
