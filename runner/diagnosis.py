@@ -24,8 +24,8 @@ from typing import Any
 
 from runner import stacks
 from runner.errors import LaunchError, RunnerError, TrainingError, own_line
+from runner.json_file import write_json
 from runner.rank_log import log_path
-from runner.watchdog import write_whole
 
 LOST_PEER, ERROR, EXIT = "lost peer", "error", "exit"  # the kinds of an error's record
 CRASH = "Fatal Python error: "  # what faulthandler, which Ray switches on, writes last
@@ -47,8 +47,7 @@ def record_error(run_dir: Path, rank: int, error: BaseException) -> None:
     kind, told = _told(error)
     path = run_dir / "errors" / f"rank-{rank}.json"
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
+        write_json(
             path,
             {
                 "kind": kind,

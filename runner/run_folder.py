@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError
-from runner.secrets import masked
+from runner.json_file import write_json
 
 RUN, RESULT = "run.json", "result.json"
 DRIVER_LOCK, RANK_0_LOCK = "run.lock", "rank-0.lock"
@@ -53,7 +53,7 @@ class RunFile:
 
     def write(self, run_dir: Path) -> None:
         """The caller holds run.lock by now, or the run would look lost."""
-        _write_whole(run_dir / RUN, asdict(self))
+        write_json(run_dir / RUN, asdict(self), durable=True)
 
     @classmethod
     def read(cls, run_dir: Path) -> RunFile:
@@ -77,7 +77,7 @@ def name_run(run_dir: Path, run_id: str) -> None:
 
 
 def write_result(run_dir: Path, result: Result) -> None:
-    _write_whole(run_dir / RESULT, result)
+    write_json(run_dir / RESULT, result, durable=True)
 
 
 def read_result(run_dir: Path) -> Result | None:
@@ -191,15 +191,3 @@ def _is_free(path: Path) -> bool:
 
 def _holder(path: Path) -> str:
     return path.read_text().strip() or "another process"
-
-
-def _write_whole(path: Path, content: dict[str, Any]) -> None:
-    """A kill at any moment leaves the old file, if any, or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w") as file:
-        json.dump(masked(content), file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner import stacks
-from runner.secrets import masked
+from runner.json_file import write_json
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 STACK_SIGNAL = signal.SIGRTMIN + 7  # Tune, Slurm and a user's own code have uses for SIGUSR1 and SIGUSR2
@@ -109,7 +109,7 @@ class Watchdog:
         stack = stacks.of_all_threads(self._watched)
         with contextlib.suppress(OSError):  # a full disk must not keep it alive
             os.write(2, f"no progress for {idle:.1f} s at {self._position()}\n{stack}".encode())
-            write_whole(record, self._record(idle, waiting, stack))
+            write_json(record, self._record(idle, waiting, stack))
         ask_for_stacks(self._folder, self._rank)
         self._closing.wait(GRACE if waiting is None else GRACE_WAITING)
         if not self._closing.is_set() and self._pulse() == pulse:
@@ -143,7 +143,7 @@ def open_watchdog(
 
 def present(folder: Path, rank: int) -> None:
     """Say which process and thread `rank` is: whom to ask for a stack, and who it was that died."""
-    write_whole(
+    write_json(
         folder / f"rank-{rank}.pid",
         {
             "rank": rank,
@@ -175,10 +175,3 @@ def started(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return None
-
-
-def write_whole(path: Path, record: dict[str, Any]) -> None:
-    """As JSON: the file is there with all of its content, or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(masked(record)))
-    temporary.replace(path)

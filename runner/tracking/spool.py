@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.secrets import mask, unmasked
+from runner.json_file import write_json
+from runner.secrets import unmasked
 
 FOLDER, ADDRESS, MODEL = "tracking", "store.json", "model-"
 DRIVER, RANK_0, RANK_0_FILES = "driver", "rank-0", "rank-0-files"
@@ -42,9 +43,7 @@ class Address:
     was_put_off: bool = False  # the run was created later than the folder: others may look here for its id
 
     def write(self, folder: Path) -> None:
-        path = self.path(folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(replace(self, uri=mask(self.uri)))))
+        write_json(self.path(folder), asdict(self))
 
     @staticmethod
     def path(folder: Path) -> Path:
@@ -96,7 +95,7 @@ class Spool:
         """MLflow has everything up to `end`."""
         with self._lock:
             if not self._is_given_up:
-                write_whole(self._mark, str(end))
+                write_json(self._mark, end)
                 self._delivered = end
 
     def give_up(self) -> None:
@@ -142,10 +141,3 @@ class Spool:
         tail = os.pread(self._file, size - self._delivered, self._delivered)
         if not tail.endswith(b"\n"):
             os.ftruncate(self._file, self._delivered + tail.rfind(b"\n") + 1)
-
-
-def write_whole(path: Path, content: str) -> None:
-    """A kill at any moment leaves the old file, if any, or the new one."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(content)
-    temporary.replace(path)
