@@ -10,12 +10,13 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, filter_overrides, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 
 from runner import secrets
-from runner.errors import RunnerError
+from runner.errors import ConfigError, RunnerError
 from runner.sweep.check import JobChecks
 
 
@@ -65,6 +66,16 @@ class MaskedSweeper(BasicSweeper):
         self.config = cast(DictConfig, OmegaConf.create(secrets.masked(composed)))
         assert config.hydra.sweep.dir  # its ${now:…} is from here on that of both
         OmegaConf.copy_cache(config, self.config)
+
+    @staticmethod
+    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        for override in overrides:
+            if override.is_sweep_override() and not override.is_discrete_sweep():
+                key = override.get_key_element()
+                raise ConfigError(
+                    f"{override.input_line}: a grid needs values, not an interval; type {key}=0.1,0.01"
+                )
+        return BasicSweeper.split_arguments(overrides, max_batch_size)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """The launcher composes all jobs before the first one starts: once is enough."""

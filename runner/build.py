@@ -56,6 +56,9 @@ def check(node: Any, key: str, positional: int = 0, allowed: Sequence[str] = ())
         check(value, f"{key}.{name}", allowed=allowed)
     if "_target_" not in node:
         return
+    given = node.get("_args_", [])
+    if not isinstance(given, list):
+        raise refuse(f"{key}._args_", given, "must be a list", f"{key}._args_=[…]")
     path, where = node["_target_"], f"{key}._target_"
     if isinstance(path, str):
         targets.check_path(path, where, allowed)  # before it is imported
@@ -63,7 +66,7 @@ def check(node: Any, key: str, positional: int = 0, allowed: Sequence[str] = ())
     if not callable(target):
         raise refuse(where, path, f"a {type(target).__name__} cannot be called")
     targets.check_object(target, path, where, allowed)
-    _check_arguments(target, node, key, positional + len(node.get("_args_", [])))
+    _check_arguments(target, node, key, positional + len(given))
 
 
 def locate(path: Any, key: str = "_target_") -> Any:

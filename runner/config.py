@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -69,6 +69,10 @@ def load(config: DictConfig) -> Experiment:
             values[name] = _typed(node, name, cast(type, kind))
         else:
             values[name] = _resolved(config, name)
+            if get_origin(kind) is list and not isinstance(
+                values[name], list
+            ):  # OmegaConf lets an interpolation through
+                raise refuse(name, values[name], "must be a list", f"{name}=[…]")
     experiment = Experiment(**values)
     secrets.learn(experiment)
     check_values(experiment)
