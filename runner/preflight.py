@@ -102,8 +102,9 @@ def _fits(what: str, needs: Needs, free: int, experiment: Experiment, where: str
         *([f"scaling.num_workers={fewer}"] if fewer else []),
         "skip_checks=[memory] to try it all the same",
     ]
+    at_fault = f"trainer.batch_size={batch}" if parts else f"model={experiment.model.target['_target_']}"
     raise PreflightError(
-        f"trainer.batch_size={batch}: {about}, {where} has {memory.in_words(free)} free; type {' or '.join(options)}"
+        f"{at_fault}: {about}, {where} has {memory.in_words(free)} free; type {' or '.join(options)}"
     )
 
 

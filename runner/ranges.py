@@ -75,7 +75,10 @@ def check_values(experiment: Experiment) -> None:
         if check not in CHECKS:
             close = nearest(check, CHECKS) or CHECKS[0]
             raise refuse(
-                "skip_checks", check, f"the checks are {', '.join(CHECKS)}", f"skip_checks=[{close}]"
+                "skip_checks",
+                check,
+                f"the checks that can be left out are {', '.join(CHECKS)}",
+                f"skip_checks=[{close}]",
             )
     check_adasum(experiment)
     check_warm_up(experiment)

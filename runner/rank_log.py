@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.secrets import MaskedStream
+from runner.secrets import MaskedStream, mask
+
+ASIDE, END = "--- for this log alone:", "---"  # lines around what a Follower does not show
 
 
 def log_path(run_dir: Path, rank: int) -> Path:
@@ -39,6 +41,22 @@ def captured(path: Path) -> Iterator[None]:
             os.close(source)
 
 
+def mask_logs(run_dir: Path) -> None:
+    """Take out the secrets that did not pass Python's streams: of subprocesses, or libraries in C. Nobody writes any more."""
+    for path in log_path(run_dir, 0).parent.glob("*.log"):
+        text = path.read_text(errors="surrogateescape")
+        if (masked := mask(text)) != text:
+            path.write_text(masked, errors="surrogateescape")
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """What is printed within is in the log, and not on the screen."""
+    print(ASIDE)
+    yield
+    print(END)
+
+
 class Follower:
     """Shows what is added to a log from now on, on the driver and line by line, until it is closed; a missing file is
     waited for."""
@@ -49,6 +67,7 @@ class Follower:
             path.stat().st_size if path.exists() else 0,
             b"",
         )  # of a run that goes on: what is new
+        self._is_aside = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rank-0 log", daemon=True)
         self._thread.start()
@@ -74,4 +93,12 @@ class Follower:
         self._offset += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
         for line in lines:
-            self._show(line.decode(errors="replace"))
+            self._take(line.decode(errors="replace"))
+
+    def _take(self, line: str) -> None:
+        if line == ASIDE:
+            self._is_aside = True
+        elif self._is_aside:
+            self._is_aside = line != END
+        else:
+            self._show(line)

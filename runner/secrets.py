@@ -150,7 +150,14 @@ def _learn(value: str, is_secret: bool) -> None:
         spelled
         for text in found
         if len(text) >= SHORTEST and MASK not in text
-        for spelled in (text, json.dumps(text)[1:-1], text.replace("'", "''"), quote(text, safe=""))
+        for spelled in (
+            text,
+            repr(text)[1:-1],
+            ascii(text)[1:-1],
+            json.dumps(text)[1:-1],
+            text.replace("'", "''"),  # YAML's
+            quote(text, safe=""),
+        )
     }
     if not spellings <= _known:
         global _pattern

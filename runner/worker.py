@@ -34,7 +34,7 @@ from runner.loop import fit, restart
 from runner.parameters import Weights
 from runner.plan import DataFacts, Plan
 from runner.profile import FOLDER, ProfiledIngest
-from runner.rank_log import captured, log_path
+from runner.rank_log import aside, captured, log_path
 from runner.run_folder import locked
 from runner.saving import Due, Training, agree, resume, snapshot
 from runner.schema import Experiment
@@ -105,7 +105,8 @@ def train_loop_per_worker(
                     f"rank {rank}: {lost}"
                 )  # a consequence: the trace of the cause is in another rank's log
             else:
-                traceback.print_exc()
+                with aside():
+                    traceback.print_exc()
             if isinstance(error, SystemExit):  # ending quietly would look like being killed
                 raise TrainingError(f"sys.exit({error.code}) was called") from error
             if secrets.mask(str(error)) != str(error):  # Ray writes it into files of its own

@@ -169,6 +169,7 @@ CASES = (
     Bad("a job of an interval", ("--multirun", "optimizer.lr=interval(0.1,1)"), "optimizer.lr=interval(0.1,1): a grid needs values, not an interval; type optimizer.lr=0.1,0.01"),
     Bad("a reference for a list", ("allowed_targets=${seed}",), "allowed_targets=0: must be a list; type allowed_targets=[…]"),
     Bad("no arguments", ("+model._args_=null",), "model._args_=None: must be a list; type model._args_=[…]"),
+    Bad("a job's store that is none", ("--multirun", "tracking.uri=sqlite:///ok.db,./mlruns"), "job 1 (tracking.uri=./mlruns): tracking.uri=./mlruns: MLflow no longer writes to plain folders; type tracking.uri=sqlite:///mlflow.db"),
     Bad("a job's model that does not fit", ("--multirun", "model.in_features=null,7"), "job 1 (model.in_features=7): model=models.mlp.MLP: a batch with inputs (32, 1, 8, 8) and targets (32,) failed with RuntimeError: ", "; type model.in_features=null (the data and the plan know it)"),
     Bad("a job's data that are not there", ("--multirun", *TABLE, "dataset.path=rows.csv,rows.cvs"), "job 1 (", "; did you mean rows.csv?"),
     Bad("an override's typo in a multirun", ("--multirun", "model=mlp,mpl"), "model=mpl: no such option; ", "; type model=mlp"),

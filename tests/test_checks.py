@@ -99,6 +99,7 @@ def test_of_a_name_the_last_outcome_counts():
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(
-        ConfigError, match=r"^skip_checks=memoory: the checks are .*; type skip_checks=\[memory\]$"
+        ConfigError,
+        match=r"^skip_checks=memoory: the checks that can be left out are .*; type skip_checks=\[memory\]$",
     ):
         load("skip_checks=[memoory]")

@@ -37,8 +37,9 @@ def test_all_is_well(doctor):
     code, lines = doctor()
     found = by_name(lines)
     assert code == 0
-    assert list(found) == CHECKS
-    assert all(line.startswith("ok ") for line in lines)
+    assert list(found) == [*CHECKS, "nodes"]
+    assert all(line.startswith("ok ") for line in lines[:-1])
+    assert lines[-1] == "skip  nodes      no cluster  (0.0 s)"
     assert "torch 2." in found["packages"]
     assert "1 worker × 1 CPU; this machine has " in found["resources"]
     assert "1,438 training and 359 validation rows of 1 × 8 × 8 values" in found["data"]
@@ -62,14 +63,16 @@ def test_each_failure_is_a_line_with_the_fix_and_the_rest_is_seen(doctor):
     assert found["memory"].startswith("FAIL")
     assert " of memory for 1 worker, this machine has " in found["memory"]
     assert found["horovod"].split()[:3] == ["skip", "horovod", "skip_checks=[horovod]"]
-    assert "batch" not in found  # a model of that size is not made
+    assert found["batch"].endswith(": it needs what failed  (0.0 s)")  # a model of that size is not made
     assert [line.split()[0] for line in found.values()].count("FAIL") == 3
 
 
 def test_what_keeps_the_plan_from_being_made_is_the_last_line(doctor):
     code, lines = doctor("checkpoint.monitor=val/nothing")
     assert code == 2
-    assert lines[-1].startswith("FAIL  plan       checkpoint.monitor=val/nothing: a classification measures ")
+    assert by_name(lines)["plan"].startswith(
+        "FAIL  plan       checkpoint.monitor=val/nothing: a classification measures "
+    )
 
 
 def test_json(doctor):
@@ -78,6 +81,7 @@ def test_json(doctor):
     assert (code, told["ok"]) == (2, False)
     assert {each["name"]: each["status"] for each in told["checks"]} == {
         **dict.fromkeys(CHECKS, "ok"),
+        "nodes": "skip",
         "store": "FAIL",
     }
     assert set(told["checks"][0]) == {"name", "status", "text", "seconds"}

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from runner.rank_log import Follower, captured, log_path
+from runner import secrets
+from runner.rank_log import Follower, aside, captured, log_path, mask_logs
 
 
 def test_the_log_of_a_rank_lies_in_its_run_s_folder(tmp_path):
@@ -128,3 +129,28 @@ def test_closing_a_follower_of_a_file_that_never_came_shows_nothing(follow):
     _, shown, follower = follow
     follower.close()
     assert shown == []
+
+
+def test_what_is_said_aside_is_in_the_log_alone(tmp_path):
+    path, shown = tmp_path / "rank-0.log", []
+    follower = Follower(path, shown.append, seconds=0.01)
+    with captured(path):
+        print("before")
+        with aside():
+            print("within")
+        print("after")
+    follower.close()
+    assert shown == ["before", "after"]
+    assert "within" in path.read_text()
+
+
+def test_secrets_that_went_past_python_are_taken_out_of_the_logs(tmp_path, monkeypatch):
+    for name, empty in (("_known", set()), ("_uris", {}), ("_pattern", None)):
+        monkeypatch.setattr(secrets, name, empty)
+    secrets.learn({"password": "canary-42"})
+    path = log_path(tmp_path, 1)
+    with captured(path):
+        os.write(1, b"raw canary-42 \xff\n")
+    assert b"canary-42" in path.read_bytes()
+    mask_logs(tmp_path)
+    assert path.read_bytes() == b"raw <secret> \xff\n"

@@ -79,6 +79,10 @@ def test_a_known_secret_is_masked_in_every_spelling():
     assert (
         secrets.mask("https://host/?p=it%27s%20%22p%2Fw%22%20100%20%25&q=1") == "https://host/?p=<secret>&q=1"
     )
+    assert (
+        secrets.mask(f"no login with {secret!r} or {(secret,)}")
+        == "no login with '<secret>' or ('<secret>',)"
+    )
     assert CANARY not in secrets.mask(yaml.safe_dump({"a": secret}))
     assert yaml.safe_load(secrets.mask(yaml.safe_dump({"a": secret}))) == {"a": "<secret>"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -116,13 +117,14 @@ def _at_fault(target: Mapping[str, Any], said: str) -> str:
 def _files(target: Mapping[str, Any]) -> str:
     """The arguments that are files."""
     arguments = build.arguments(target).items()
-    found = [f"{key}={value}" for key, value in arguments if isinstance(value, str) and Path(value).is_file()]
+    # Not Path.is_file, which raises where a text is too long for a name.
+    found = [f"{key}={value}" for key, value in arguments if isinstance(value, str) and os.path.isfile(value)]  # noqa: PTH113
     return f"({', '.join(found)})" if found else ""
 
 
 def _beginning(path: str) -> str:
     """How all files that a path means begin: of a glob, up to its first wildcard."""
-    start = re.split(r"[*?[]", path)[0] if glob.has_magic(path) and not Path(path).exists() else path
+    start = re.split(r"[*?[]", path)[0] if glob.has_magic(path) and not os.path.exists(path) else path  # noqa: PTH110
     return start if "://" in start else str(Path(start).absolute())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
@@ -13,6 +14,7 @@ from runner.executors import ray_cluster
 from runner.plan import START
 from runner.resources import Machine, plan_resources
 from runner.schema import Experiment
+from runner.tracking import check_store
 
 if TYPE_CHECKING:
     from runner.ingest.arrays import Data
@@ -25,7 +27,7 @@ class JobChecks:
 
     def __init__(self) -> None:
         self._data: dict[str, Data] = {}  # by the dataset's config
-        self._tried: set[str] = set()  # what a batch has gone through
+        self._tried: set[str] = set()  # stores, and what a batch has gone through
 
     def __call__(self, composed: DictConfig) -> None:
         experiment = config.load(composed)
@@ -35,6 +37,9 @@ class JobChecks:
             machine = preflight.this_machine(experiment.scaling.use_gpu)
         resources = plan_resources(experiment, machine)
         checks.run("resources", lambda: preflight.check_resources(resources, machine))
+        if (tracking := repr(experiment.tracking)) not in self._tried:
+            checks.run("store", lambda: check_store(experiment.tracking, Path.cwd() / "outputs"))
+            self._tried.add(tracking)
         config.check_targets(experiment)
         prepare.check_kind(experiment)
         data = self._load(experiment)

@@ -38,9 +38,11 @@ class Grid:
         self._experiment = experiment
         if self._parent is None:
             name, say = f"multirun {self.folder.name}", self.screen.line
-            if experiment.tracking.backend is not Backend.none:
-                self._open_now.enter_context(locked(self.folder))  # or its spool would seem left over
-            self._parent = open_record(experiment.tracking, self.outputs, self.folder, name, None, say)
+            with ExitStack() as opening:
+                if experiment.tracking.backend is not Backend.none:
+                    opening.enter_context(locked(self.folder))  # or its spool would seem left over
+                self._parent = open_record(experiment.tracking, self.outputs, self.folder, name, None, say)
+                self._open_now = opening.pop_all()
             self._parent.set_tags({"runner.kind": "multirun"})
         return self._parent.run_id or (str(self.folder) if self._parent.uri else None)
 

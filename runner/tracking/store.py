@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import tempfile
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -92,17 +93,21 @@ def lock_of(uri: str, seconds: float) -> str | None:
 
 def check_file(uri: str, path: Path) -> None:
     """A SQLite file that is one and can be written, or can be made. Raises ConfigError."""
-    there = next(each for each in (path, *path.parents) if each.exists())
     reason = None
-    if not os.access(there, os.W_OK):
-        reason = f"{there} cannot be written"
-    elif there != path:
-        reason = None if there.is_dir() else f"{there} is a file, not a folder"
-    elif path.is_dir():
-        reason = "is a folder, not a file"
-    else:
-        with path.open("rb") as file:
-            reason = None if file.read(len(_MAGIC)) in (_MAGIC, b"") else "is no SQLite file"
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+        if there != path and there.is_dir():
+            with tempfile.TemporaryFile(dir=there):
+                pass
+        elif there != path:
+            reason = f"{there} is a file, not a folder"
+        elif path.is_dir():
+            reason = "is a folder, not a file"
+        else:
+            with path.open("r+b") as file:
+                reason = None if file.read(len(_MAGIC)) in (_MAGIC, b"") else "is no SQLite file"
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror})"
     if reason:
         raise ConfigError(f"tracking.uri={uri}: {reason}; type {EXAMPLE}")
 

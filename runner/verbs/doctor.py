@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 
 from packaging.requirements import Requirement
 
-from runner.checks import FAILED, PASSED, Checks, Outcome
+from runner.checks import FAILED, PASSED, SKIPPED, Checks, Outcome
 from runner.errors import PreflightError, RunnerError
 from runner.prepare import Request, prepare
 from runner.recording import end_lost_runs, left
 from runner.report.console import Screen, relative
+from runner.schema import CHECKS
 
 JSON = "--json"
+NOT_REACHED = "not looked at: it needs what failed"
 
 
 def doctor(arguments: Sequence[str], compose: Callable[[Sequence[str]], Request], screen: Screen) -> int:
@@ -57,10 +59,16 @@ def examined(request: Request, checks: Checks) -> list[Outcome]:
         plan = prepare(request, checks).plan
     except RunnerError as error:
         checks.join()
-        if all(outcome.error is not error for outcome in checks.outcomes):
-            return [*checks.outcomes, Outcome("plan", FAILED, str(error), 0.0, error)]
-        return checks.outcomes
-    return [*checks.outcomes, Outcome("plan", PASSED, "; ".join(plan.lines()), 0.0)]
+        outcomes = checks.outcomes
+        if all(outcome.error is not error for outcome in outcomes):
+            outcomes.append(Outcome("plan", FAILED, str(error), 0.0, error))
+    else:
+        outcomes = [*checks.outcomes, Outcome("plan", PASSED, "; ".join(plan.lines()), 0.0)]
+    missing = [
+        name for name in (*CHECKS, "data", "plan") if all(outcome.name != name for outcome in outcomes)
+    ]
+    reasons = {"nodes": "no cluster"} if request.experiment.scaling.address is None else {}
+    return [*outcomes, *(Outcome(name, SKIPPED, reasons.get(name, NOT_REACHED), 0.0) for name in missing)]
 
 
 def check_packages() -> str:

@@ -56,9 +56,10 @@ def request_of(run_dir: Path, overrides: list[str], roots: tuple[str, ...]) -> R
         raise ConfigError(f"{run_dir / run_folder.RUN}: {error}") from error
     composed = config.changed(stored.config, overrides)
     experiment, values = config.load(composed), config.to_container(composed)
-    for key, value in config.flatten(values):
-        if MASK in str(value):
-            raise refuse(key, value, "a secret, which the run's folder does not hold", f"{key}=…")
+    hidden = [key for key, value in config.flatten(values) if MASK in str(value)]
+    if hidden:
+        instead = " ".join(f"{key}=…" for key in hidden)
+        raise refuse(hidden[0], MASK, "a secret, which the run's folder does not hold", instead)
     return Request(
         experiment=in_its_store(experiment, stored),
         yaml=config.to_yaml(composed),

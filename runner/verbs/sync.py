@@ -6,6 +6,7 @@ left. `tracking.uri=…` has the user and password of a store, which runs do not
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ def folder_of(argument: str) -> Path:
     folder = Path(value).absolute()
     if key != "run_dir":
         raise ConfigError(f"sync: {argument} is no argument of it; type {USAGE}")
-    if not (folder / RUN).exists():
+    if not os.path.exists(folder / RUN):  # noqa: PTH110 (Path.exists raises where a name is too long)
         raise ConfigError(f"run_dir={value}: not the folder of a run: it has no {RUN}; type {USAGE}")
     return folder
 

@@ -15,7 +15,7 @@ from typing import Any
 from runner import interrupts
 from runner.executors import ray_cluster
 from runner.prepare import Prepared, Request, prepare
-from runner.rank_log import Follower, log_path
+from runner.rank_log import Follower, log_path, mask_logs
 from runner.recording import bounded, close_record, ended, how_to_go_on, open_run
 from runner.report.console import Screen
 from runner.run_folder import Result, locked, take, write_result
@@ -173,6 +173,7 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         clock.seconds["total"] = time.time() - clock.started
         result["seconds"] = {phase: round(value, 3) for phase, value in clock.seconds.items()}
         result["run_id"] = record.run_id  # a store that did not answer at the start may have done since
+        mask_logs(run_dir)
         write_result(run_dir, result)
         close_record(record, run_dir, result["status"], result.get("error"), screen.line)
         if result["status"] != "FINISHED":

@@ -15,6 +15,8 @@ from tests.conftest import environment
 
 CANARY = "canary0815"
 CODE = """
+import os
+
 import torch
 from datasets.tables import digits
 
@@ -31,6 +33,7 @@ class Net(torch.nn.Linear):
         self.forwards += 1
         if self.forwards == 40:
             print("the worker has", self.api_key)
+            os.system(f"echo a subprocess has {self.api_key}")
             if self.fails:
                 raise ValueError(f"no login with {self.api_key}")
         return super().forward(inputs.flatten(1))
