@@ -32,6 +32,7 @@ EXPECTED = (
     ValueError,
     AssertionError,  # of Hydra itself, where there is no name at all
     RecursionError,  # a YAML node that holds itself
+    OverflowError,  # a number of hundreds of digits
 )
 UNREADABLE = (UnicodeDecodeError, RecursionError, GrammarParseError)  # of an option's file
 
@@ -41,13 +42,22 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     that it has not."""
     parser = get_args_parser()
     parser.error = _refuse_flag  # type: ignore[method-assign]
-    overrides = parser.parse_intermixed_args(arguments).overrides
+    parsed = parser.parse_intermixed_args(arguments)
+    if parsed.experimental_rerun is not None:  # Hydra's drops the overrides, and knows nothing of checkpoints
+        raise ConfigError(
+            "--experimental-rerun: not here; type python -m runner resume run_dir=<folder of the run>"
+        )
+    overrides = parsed.overrides
     flags, rest = [], list(overrides)
     for argument in arguments:
         if rest and argument == rest[0]:
             del rest[0]
         else:
             flags.append(argument)
+    if (
+        overrides and flags and flags[-1] in ("--info", "-i")
+    ):  # which would take an override for its own value
+        flags.append("--")
     return flags, overrides
 
 
@@ -74,7 +84,7 @@ def reword(error: BaseException, overrides: Sequence[str], compose: Any) -> Conf
         )
     if isinstance(error.__cause__, GrammarParseError):
         error = error.__cause__
-    is_plain = isinstance(error, TypeError | ValueError | AssertionError) and not isinstance(
+    is_plain = isinstance(error, TypeError | ValueError | AssertionError | OverflowError) and not isinstance(
         error, OmegaConfBaseException
     )
     if is_plain or isinstance(error, UNREADABLE):
@@ -119,6 +129,8 @@ def _option(error: BaseException, overrides: Sequence[str], compose: Any) -> Con
         except EXPECTED as again:
             if type(error) not in (type(again), type(again.__cause__)):
                 continue
+            if isinstance(error, OverflowError):
+                return ConfigError(f"{override}: too large a number")
             if isinstance(error, UNREADABLE):
                 return ConfigError(f"{override}: its file is no valid YAML ({str(error).splitlines()[0]})")
             group = override.lstrip("+~").partition("=")[0]

@@ -156,6 +156,7 @@ def test_flags_may_stand_anywhere():
     assert flags_and_overrides(given) == (flags, ["model=cnn", "seed=1,2"])
     overrides = ["+a=1", "~b", "c@d=e", "hydra.run.dir=/x"]
     assert flags_and_overrides(overrides) == ([], overrides)
+    assert flags_and_overrides(["~seed", "--info"]) == (["--info", "--"], ["~seed"])
     assert flags_and_overrides(["-sc", "install=bash"]) == (["-sc"], ["install=bash"])
 
 
