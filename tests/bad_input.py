@@ -73,6 +73,7 @@ CASES = (
     ),
     Bad("batch 0", ("trainer.batch_size=0",), "trainer.batch_size=0: must be 1 or more; type trainer.batch_size=1"),
     Bad("batch -1", ("trainer.batch_size=-1",), "trainer.batch_size=-1: must be 1 or more; type trainer.batch_size=1"),
+    Bad("no number of MB", ("horovod.fusion_threshold_mb=nan",), "horovod.fusion_threshold_mb=nan: must be 0 or more; type horovod.fusion_threshold_mb=0"),
     Bad("no worker", ("scaling.num_workers=0",), "scaling.num_workers=0: must be 1 or more; type "),
     Bad("too many workers", ("scaling.num_workers=640",), "scaling.num_workers=640: 640 workers × ", ),
     Bad("no GPU", ("scaling.num_workers=1", "scaling.resources_per_worker.GPU=64"), "scaling.num_workers=1: 1 worker × 64 GPU need 64 GPUs, "),
