@@ -77,9 +77,8 @@ def prepare(request: Request, checks: Checks | None = None) -> Prepared:
 
     check_kind(experiment)
     data = checks.need("data", lambda: arrays.load(experiment.dataset, experiment.seed), arrays.Data.line)
-    if (
-        not experiment.dry_run
-    ):  # only now: Horovod imports torch too, and two threads at it take longer than one
+    if not experiment.dry_run:
+        # Only now: Horovod imports torch too, and two threads at it take longer than one.
         checks.begin("horovod", lambda: preflight.check_horovod(resources, machine))
     manifest = None if request.resumes is None else going_on.newest(request.run_dir)
     experiment, plan = planned(experiment, data, resources, machine, checks, going_on.position(manifest))

@@ -54,9 +54,8 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
             del rest[0]
         else:
             flags.append(argument)
-    if (
-        overrides and flags and flags[-1] in ("--info", "-i")
-    ):  # which would take an override for its own value
+    if overrides and flags and flags[-1] in ("--info", "-i"):
+        # It would take an override for its own value.
         flags.append("--")
     return flags, overrides
 

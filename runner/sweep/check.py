@@ -55,9 +55,8 @@ class JobChecks:
             trainer.precision,
         )
         key = repr((_of(experiment), parts))
-        if (
-            key not in self._tried and experiment.model.init_from is None
-        ):  # the job fetches those weights itself
+        # The weights of model.init_from are fetched by the job itself.
+        if key not in self._tried and experiment.model.init_from is None:
             prepare.try_batch(experiment, plan, data, None, checks)
             self._tried.add(key)
 

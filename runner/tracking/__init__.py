@@ -154,11 +154,11 @@ def open_tracker(
 
 def check_store(settings: Tracking, outputs: Path) -> str:
     """Raise ConfigError where the store cannot be one, PreflightError where its server does not answer and has to."""
-    if settings.backend is Backend.none:
+    uri = store_uri(settings, outputs)
+    if uri is None:
         return "none is asked for"
-    from runner.tracking.store import check_uri, tracking_uri
+    from runner.tracking.store import check_uri
 
-    uri = tracking_uri(settings, outputs)
     check_uri(uri, settings.on_outage is OnOutage.refuse)
     return uri
 

@@ -15,10 +15,6 @@ def has_left(folder: Path) -> bool:
     return Address.path(folder).exists() and any(not Spool(folder, writer).is_empty for writer in WRITERS)
 
 
-def address_of(folder: Path) -> Address | None:
-    return Address.read(folder)
-
-
 def end_lost_run(folder: Path, uri: str, run_id: str | None, error: str) -> None:
     """Say in the spool that a run whose driver is gone has FAILED, unless MLflow says by then that it has ended."""
     if Address.read(folder) is None:

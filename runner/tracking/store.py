@@ -116,7 +116,7 @@ def endpoint(uri: str) -> tuple[str, int] | Path | None:
     """Host and port of a store's server, or the file that it is; None where MLflow alone knows (databricks)."""
     parts = urlsplit(uri)
     if parts.scheme == "sqlite":
-        return Path(parts.path.removeprefix("/"))
+        return _path(uri)
     port = parts.port or PORTS.get(parts.scheme.split("+")[0])
     return (parts.hostname, port) if parts.hostname and port else None
 

@@ -17,6 +17,7 @@ from runner.report.console import Screen, relative
 from runner.run_folder import RUN, is_free, lost, name_run, read_result, take
 from runner.secrets import MASK
 from runner.tracking import left_over
+from runner.tracking.spool import Address
 from runner.tracking.store import ANSWER_SECONDS, silence_of
 
 USAGE = "python -m runner sync [run_dir=<folder of a run>]"
@@ -55,7 +56,7 @@ def folder_of(argument: str) -> Path:
 
 def deliver(folder: Path, silent: dict[str, str | None]) -> str | None:
     """Why not everything is delivered, in a few words; None where it is."""
-    address = left_over.address_of(folder)
+    address = Address.read(folder)
     if address is None:
         return None
     if MASK in address.uri:
