@@ -56,6 +56,12 @@ class Server:
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.1)
 
+    def ensure(self) -> None:
+        """As it should be, whatever a test that failed left behind: running."""
+        self.send(signal.SIGCONT)
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+
     def send(self, number: int) -> None:
         """Signal all its processes."""
         assert self._process

@@ -252,7 +252,10 @@ def reason(error: BaseException) -> str:
         "timed out",
         "database is locked",
         "Connection reset",
+        "Connection broken",
+        "Response ended prematurely",
         "Remote end closed",
+        "Broken pipe",
     ):
         if words in said:
             return words
