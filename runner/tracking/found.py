@@ -1,0 +1,56 @@
+"""Runs that the store has, by their tags: the jobs of a sweep, and those that were trained before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.tracking.store import client_of, missing, prepare
+
+PAGE = 1000  # runs an answer
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run, as it is now."""
+
+    run_id: str
+    experiment_id: str
+    name: str
+    status: str  # MLflow's: RUNNING, FINISHED, FAILED or KILLED
+    started: int  # ms since 1970
+    ended: int | None
+    tags: dict[str, str]
+    metrics: dict[str, float]  # the last value of each
+
+
+def find(uri: str, tags: Mapping[str, str]) -> list[Found]:
+    """All runs of the store at `uri` with these tags, newest first. Raises what MLflow raises."""
+    if missing(uri):
+        return []
+    prepare()
+    client = client_of(uri)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+    found: list[Found] = []
+    token = None
+    while True:
+        page = client.search_runs(experiments, wanted, max_results=PAGE, page_token=token)
+        found += [_found(run) for run in page]
+        token = page.token
+        if not token:
+            return found
+
+
+def _found(run: object) -> Found:
+    info, data = run.info, run.data  # type: ignore[attr-defined]
+    return Found(
+        run_id=info.run_id,
+        experiment_id=info.experiment_id,
+        name=info.run_name,
+        status=info.status,
+        started=info.start_time,
+        ended=info.end_time,
+        tags=dict(data.tags),
+        metrics=dict(data.metrics),
+    )
