@@ -25,8 +25,8 @@ from runner import config, interrupts, secrets
 from runner.errors import ConfigError, RunnerError, nearest
 from runner.executors import ray_cluster
 from runner.identity import fingerprint
-from runner.prepare import Request
 from runner.report.console import Screen, error_line
+from runner.request import Request
 from runner.reword import EXPECTED, flags_and_overrides, reword
 from runner.sweep.grid import Grid
 from runner.verbs.train import train
@@ -198,18 +198,8 @@ def request_of(arguments: Sequence[str], roots: tuple[str, ...]) -> Request:
         composed = compose(overrides)
     except EXPECTED as error:
         raise reword(error, overrides, compose) from error
-    experiment, values = config.load(composed), config.to_container(composed)
-    outputs = Path.cwd() / "outputs"
-    return Request(
-        experiment=experiment,
-        yaml=config.to_yaml(composed),
-        values=values,
-        overrides=secrets.masked(tuple(overrides)),
-        run_dir=outputs / "runs" / "composed",
-        outputs=outputs,
-        import_roots=roots,
-        fingerprint=fingerprint(values),
-    )
+    run_dir = Path.cwd() / "outputs" / "runs" / "composed"
+    return Request.of(composed, secrets.masked(tuple(overrides)), run_dir, roots)
 
 
 def composing(folders: Sequence[Path]) -> Callable[[Sequence[str]], DictConfig]:

@@ -211,14 +211,9 @@ def monitored(metrics: Metrics, goal: Goal) -> float:
 
 def judge(state: TrainState, value: float, goal: Goal) -> None:
     """Keep the best monitored value, and stop when `goal.patience` validations in a row were no better."""
-    sign = 1 if goal.maximise else -1
-
-    def better(than: float | None, by: float) -> bool:
-        return not math.isnan(value) and (than is None or sign * value > sign * than + by)
-
-    if better(state.best, 0.0):
+    if goal.is_better(value, state.best):
         state.best, state.best_step = value, state.step
-    if better(state.patience_value, goal.min_delta):
+    if goal.is_better(value, state.patience_value, goal.min_delta):
         state.patience_value, state.stale = value, 0
     else:
         state.stale += 1

@@ -59,6 +59,13 @@ class Goal:
     patience: int | None = None  # validations
     min_delta: float = 0.0
 
+    def is_better(self, value: float | None, than: float | None, by: float = 0.0) -> bool:
+        """Whether `value` is the better one; no value and NaN never are, and `than` no value everything else is."""
+        if value is None or math.isnan(value):
+            return False
+        sign = 1 if self.maximise else -1
+        return than is None or sign * value > sign * than + by
+
 
 @dataclass(frozen=True)
 class Position:

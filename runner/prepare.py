@@ -8,17 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner import build, config, going_on, preflight
 from runner.checks import Checks
 from runner.errors import ConfigError, nearest, refuse
 from runner.executors import nodes, ray_cluster
+from runner.known import Known
 from runner.plan import Plan, Position, make_plan
 from runner.rank_log import captured
 from runner.report.console import relative
+from runner.request import Request
 from runner.resources import Machine, ResourcePlan, plan_resources
-from runner.run_folder import RESULT, RUN, RunFile, read_result
+from runner.run_folder import RESULT, RUN, read_result
 from runner.schema import Experiment, OnOutage
 from runner.tracking import check_store, store_uri
 
@@ -26,22 +28,6 @@ if TYPE_CHECKING:
     from runner.ingest.arrays import Data
     from runner.memory import Footprint
     from runner.parameters import Weights
-
-
-@dataclass(frozen=True)
-class Request:
-    """One job, as Hydra composed it."""
-
-    experiment: Experiment
-    yaml: str  # interpolations unresolved
-    values: dict[str, Any]  # interpolations resolved
-    overrides: tuple[str, ...]
-    run_dir: Path
-    outputs: Path
-    import_roots: tuple[str, ...]
-    parent_run_id: str | None = None
-    fingerprint: str = ""
-    resumes: RunFile | None = None  # the run in run_dir, which goes on
 
 
 @dataclass(frozen=True)
@@ -56,30 +42,44 @@ class Prepared:
     change: str | None = None  # of a run that goes on: an event of it
 
 
-def prepare(request: Request, checks: Checks | None = None) -> Prepared:
-    """Raises ConfigError or PreflightError with what to type instead."""
+def prepare(request: Request, checks: Checks | None = None, known: Known | None = None) -> Prepared:
+    """Raises ConfigError or PreflightError with what to type instead. `known`: of jobs that were prepared before."""
     experiment = request.experiment
     checks = checks or Checks(experiment.skip_checks)
+    known = known or Known()
     if request.resumes is None and any((request.run_dir / name).exists() for name in (RUN, RESULT)):
         raise ConfigError(
             f"hydra.run.dir={relative(request.run_dir)}: holds a run already; type another folder"
         )
     address = None if experiment.dry_run else ray_cluster.cluster_address(experiment.scaling.address)
-    machine = find_machine(experiment, address, request.import_roots)
+    machine = known.once(
+        "machine",
+        address,
+        experiment.scaling.use_gpu,
+        find=lambda: find_machine(experiment, address, request.import_roots),
+    )
     resources = plan_resources(experiment, machine)
     checks.run("resources", lambda: preflight.check_resources(resources, machine))
     if not experiment.dry_run:
-        checks.begin("store", lambda: check_store(experiment.tracking, request.outputs))
-        check_nodes(experiment, machine, request.outputs, checks)
+        store = ("store", repr(experiment.tracking))
+        checks.begin(
+            "store",
+            lambda: known.once(*store, find=lambda: check_store(experiment.tracking, request.outputs)),
+        )
+        check_nodes(experiment, machine, request.outputs, checks, known)
     config.check_targets(experiment)
     # With torch, numpy and the dataset's own imports the slow part.
     from runner.ingest import arrays
 
     check_kind(experiment)
-    data = checks.need("data", lambda: arrays.load(experiment.dataset, experiment.seed), arrays.Data.line)
+    data = checks.need("data", lambda: known.data(experiment), arrays.Data.line)
     if not experiment.dry_run:
         # Only now: Horovod imports torch too, and two threads at it take longer than one.
-        checks.begin("horovod", lambda: preflight.check_horovod(resources, machine))
+        horovod = ("horovod", resources.use_gpu)
+        checks.begin(
+            "horovod",
+            lambda: known.once(*horovod, find=lambda: preflight.check_horovod(resources, machine)),
+        )
     manifest = None if request.resumes is None else going_on.newest(request.run_dir)
     experiment, plan = planned(experiment, data, resources, machine, checks, going_on.position(manifest))
     notes, change = [], None
@@ -88,7 +88,7 @@ def prepare(request: Request, checks: Checks | None = None) -> Prepared:
         change = going_on.check(manifest, experiment, plan, data.facts, is_finished)
         notes += [f"goes on from step {manifest['step']}", *([change] if change else [])]
     initial, note = first_weights(experiment, plan, data, request)
-    model = try_batch(experiment, plan, data, initial, checks)
+    model = try_batch(experiment, plan, data, initial, checks, known)
     if model is not None:
         checks.begin(
             "memory", partial(preflight.check_memory, experiment, plan, data.nbytes(), machine, model)
@@ -138,18 +138,31 @@ def planned(
 
 
 def try_batch(
-    experiment: Experiment, plan: Plan, data: Data, initial: Weights | None, checks: Checks
+    experiment: Experiment, plan: Plan, data: Data, initial: Weights | None, checks: Checks, known: Known
 ) -> Footprint | None:
     """What the model took of memory; None where the check is left out."""
     from runner import rehearsal
 
     found: list[Footprint] = []
 
-    def batch() -> str:
+    def tried() -> tuple[Footprint, str]:
         inputs, targets = rehearsal.first_batch(experiment, plan, data)
         with unheard():
-            found.append(rehearsal.rehearse(experiment, plan, data.facts, initial, inputs, targets))
-        return f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} went through model and loss"
+            taken = rehearsal.rehearse(experiment, plan, data.facts, initial, inputs, targets)
+        return (
+            taken,
+            f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} went through model and loss",
+        )
+
+    def batch() -> str:
+        # Other seeds and learning rates go the same way; the numbers of model.init_from need not.
+        optimizer = replace(experiment.optimizer, lr=0.0)
+        dataset = replace(experiment.dataset, target={**experiment.dataset.target, "seed": None})
+        trainer = (experiment.trainer.batch_size, experiment.trainer.precision)
+        parts = (experiment.model, dataset, experiment.loss, experiment.metrics, optimizer, trainer)
+        taken, line = known.once("batch", repr(parts), id(initial), find=tried)
+        found.append(taken)
+        return line
 
     checks.run("batch", batch)
     return found[0] if found else None
@@ -178,14 +191,18 @@ def first_weights(
     return initial, [parameters.initialise(model, experiment.model, initial)]
 
 
-def check_nodes(experiment: Experiment, machine: Machine, outputs: Path, checks: Checks) -> None:
+def check_nodes(
+    experiment: Experiment, machine: Machine, outputs: Path, checks: Checks, known: Known
+) -> None:
     """What every node of a cluster must have and reach."""
     if machine.is_cluster:
         may_wait = experiment.tracking.on_outage is OnOutage.spool
         uri = None if may_wait else store_uri(experiment.tracking, outputs)
-        checks.begin(
-            "nodes", lambda: "; ".join([nodes.check_versions(), *([nodes.check_store(uri)] if uri else [])])
-        )
+
+        def check() -> str:
+            return "; ".join([nodes.check_versions(), *([nodes.check_store(uri)] if uri else [])])
+
+        checks.begin("nodes", lambda: known.once("nodes", uri, find=check))
 
 
 def check_rows(plan: Plan) -> None:

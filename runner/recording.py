@@ -12,8 +12,8 @@ from typing import Any
 from runner import config, provenance
 from runner.errors import ConfigError, RunnerError
 from runner.plan import Plan
-from runner.prepare import Request
 from runner.report.console import error_line, relative
+from runner.request import Request
 from runner.run_folder import (
     JOBS,
     MULTIRUNS,

@@ -63,6 +63,9 @@ class Job:
     attachments: Mapping[str, bytes]  # files that every checkpoint keeps: the fitted preprocessing
     fingerprint: str = ""  # of what the numbers depend on
     resumes: bool = False  # a run that was begun before
+    to_beat: float | None = (
+        None  # of a sweep: the best value so far; only what is better gets a model and plots
+    )
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,9 @@ Report = Callable[
     [dict[str, Any]], None
 ]  # called equally often on every rank; rank 0's values reach the driver
 Connect = Callable[[], Communicator]
+IsPruned = Callable[
+    [Metrics], bool
+]  # asked after each validation, by all ranks, and answered alike: whether to stop here
 
 
 def train_loop_per_worker(
@@ -89,15 +95,18 @@ def train_loop_per_worker(
     report: Report,
     rank: int,
     is_restart: bool = False,
+    delivers: bool = True,
+    is_pruned: IsPruned = lambda metrics: False,
 ) -> None:
     """Train on this rank, with its output in logs/rank-N.log and a failure in errors/rank-N.json; `enter` comes first.
 
-    With Ray Data ingest `shards` are this rank's DataIterators by split. `is_restart`: after a lost process.
+    With Ray Data ingest `shards` are this rank's DataIterators by split. `is_restart`: after a lost process. `delivers`: what
+    rank 0 has recorded is in MLflow at the end; else the rest is left to the driver, which sees the same folder.
     """
     failed = FirstFailure(job.run_dir, rank)
     with captured(log_path(job.run_dir, rank)):
         try:
-            train(job, memory, shards, connect(), report, is_restart, failed)
+            train(job, memory, shards, connect(), report, is_restart, failed, delivers, is_pruned)
         except (Exception, SystemExit) as error:
             failed(error)
             if isinstance(lost := lost_peer(error), LostPeerError):
@@ -122,6 +131,8 @@ def train(
     report: Report,
     is_restart: bool = False,
     failed: Callable[[BaseException | None], None] = lambda error: None,
+    delivers: bool = True,
+    is_pruned: IsPruned = lambda metrics: False,
 ) -> None:
     """Build or resume, fit, and after each epoch and validation: checkpoint, track, report. `failed` is told an error
     before anything is closed."""
@@ -146,13 +157,14 @@ def train(
         if rank == 0:  # it alone writes checkpoints and metrics
             history = training.measured() if goes_on else None
             opened = open_tracker(experiment.tracking, job.run_dir, job.tracking_uri, job.run_id, history)
-            tracker = open_now.enter_context(tracking(opened))
+            tracker = open_now.enter_context(tracking(opened, delivers))
         writer = Writer(
             checkpoints, settings.keep, settings.keep_best, plan.goal.maximise, partial(upload, tracker)
         )
         open_now.enter_context(contextlib.closing(writer))
         open_now.push(lambda kind, error, trace: failed(error))  # at once: to close all that may take seconds
         unreported: list[Metrics] = []
+        pruned = False
         started = time.time()
         moments = fit(
             state,
@@ -170,9 +182,12 @@ def train(
             if metrics:
                 training.best = metrics if is_best else training.best
                 unreported.append(metrics)
-            if settings.enabled and (is_due or is_best):
+            pruned = plan.goal.monitor in metrics and is_pruned(metrics)
+            if settings.enabled and (is_due or is_best or pruned):
                 save(job, training, metrics, is_best, communicator, writer)
             watchdog.beat()
+            if pruned:
+                break
             # A report waits for the driver, so short epochs share one; the seconds are the same on all ranks.
             if sum(each["seconds/training"] for each in unreported) > REPORT_SECONDS:
                 report({"history": unreported})
@@ -181,14 +196,18 @@ def train(
         model = learner.evaluated_model()
         trained_to: dict[str, Any] = {"history": unreported, "best": training.best, "started": started}
         trained_to["weights_sha256"] = agree(learner.model, model, communicator)
-        if experiment.tracking.plots:
+        trained_to["pruned"] = pruned
+        is_shown = job.to_beat is None or plan.goal.is_better(
+            training.best.get(plan.goal.monitor), job.to_beat
+        )
+        if experiment.tracking.plots and is_shown:
             task = experiment.dataset.task
             trained_to["examined"] = examine(model, task, ingest, job.data, communicator, learner.autocast)
         communicator.close()  # nothing is left to agree on; even idle ranks take turns every millisecond
         watchdog.close()
         report(trained_to)  # before the model is stored: the driver draws the plots meanwhile
         writer.close()
-        if rank == 0 and experiment.tracking.log_model:
+        if rank == 0 and experiment.tracking.log_model and is_shown:
             tracker.log_model(model, place(example(memory.splits)).cpu())
     report({"seconds": {"training": trained - started, "tracking": time.time() - trained}})
 
@@ -216,15 +235,16 @@ def uploaded(job: Job) -> Callable[[], Iterable[Path]]:
 
 
 @contextlib.contextmanager
-def tracking(tracker: Tracker) -> Iterator[Tracker]:
+def tracking(tracker: Tracker, delivers: bool) -> Iterator[Tracker]:
     """Closed in the end. After a failure too, so that what was measured arrives; but then the failure is reported."""
+    close = tracker.close if delivers else tracker.leave
     try:
         yield tracker
     except BaseException:
         with contextlib.suppress(RunnerError):
-            tracker.close()
+            close()
         raise
-    tracker.close()
+    close()
 
 
 def example(splits: Splits) -> Tensor:

@@ -9,9 +9,9 @@ from rich.console import Console
 from runner.errors import ConfigError
 from runner.ledger import plan_learning_rate
 from runner.plan import DataFacts, make_plan
-from runner.prepare import Request
 from runner.recording import describe_run
 from runner.report.console import Screen
+from runner.request import Request
 from runner.resources import ResourcePlan
 from runner.tracking import open_record
 from runner.tracking.artifacts import read_text
@@ -215,7 +215,7 @@ def test_the_line_is_on_screen_and_in_mlflow(tmp_path):
         experiment = load(f"lr_scaling={name}", "scaling.num_workers=4", *more)
         plan = make_plan(experiment, DataFacts(1000, 200, (1,), 1), ResourcePlan(4, 0.5, 0.0))
         record = open_record(experiment.tracking, tmp_path, tmp_path / name, name)
-        describe_run(record, Request(experiment, "", {"seed": 0}, (), tmp_path, tmp_path, ()), plan)
+        describe_run(record, Request(experiment, "", {"seed": 0}, (), tmp_path, tmp_path, (), ""), plan)
         record.finish("FINISHED")
         record.close()
         client = MlflowClient(record.uri)

@@ -16,8 +16,9 @@ from runner import checkpoint, config, run_folder
 from runner.errors import ConfigError
 from runner.identity import fingerprint
 from runner.ingest import arrays
-from runner.prepare import Request, prepare
+from runner.prepare import prepare
 from runner.report.console import Screen
+from runner.request import Request
 from runner.run_folder import RunFile, locked, write_result
 from runner.schema import Tracking
 from runner.tracking import open_record

@@ -9,7 +9,8 @@ import torch
 from runner.errors import ConfigError
 from runner.learner import build_learner
 from runner.plan import DataFacts, Position, make_plan
-from runner.prepare import Request, prepare
+from runner.prepare import prepare
+from runner.request import Request
 from runner.resources import ResourcePlan
 from runner.saving import resume
 from tests.composed import load
@@ -143,7 +144,7 @@ def test_a_lightning_module_makes_its_own_optimizer_and_is_refused(tmp_path):
         experiment = load("tracking=none", "dry_run=true", *overrides)
         experiment.model.target = {"_target_": "tests.lightning_modules.Digits"}
         with pytest.raises(ConfigError) as refused:
-            prepare(Request(experiment, "", {}, (), tmp_path, tmp_path, ()))
+            prepare(Request(experiment, "", {}, (), tmp_path, tmp_path, (), ""))
         assert str(refused.value).startswith("lr_scaling=adam_sde: it changes betas")
         assert str(refused.value).endswith(
             " of the optimizer, and a LightningModule makes its own; type lr_scaling=sqrt"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable
@@ -18,10 +17,11 @@ from typing import Any
 from runner import secrets
 from runner.diagnosis import Diagnosis, diagnose
 from runner.errors import RunnerError
-from runner.executors import nodes, ray_cluster
+from runner.executors import nodes
+from runner.executors.ray_train import horovod_config, scaling
 from runner.ingest import ray_data
 from runner.profile import FOLDER
-from runner.schema import Experiment, Ingest
+from runner.schema import Ingest
 from runner.worker import Job, Memory
 
 Received = dict[str, Any]
@@ -41,7 +41,6 @@ def run(
 
     from runner.executors.receiver import Receiver, StopWhen
 
-    resources = job.plan.resources
     streamed: dict[str, Any] = {}
     streams: list[str] = []
     if job.experiment.dataset.ingest is Ingest.ray_data:
@@ -65,13 +64,9 @@ def run(
             "streams": streams,
             "restarts": attempts.key,
         },
-        horovod_config=horovod_config(job.experiment),
+        horovod_config=horovod_config(job.experiment.horovod),
         scaling_config=ScalingConfig(
-            num_workers=resources.num_workers,
-            use_gpu=resources.use_gpu,
-            resources_per_worker=_per_worker(resources.cpus_per_worker, resources.gpus_per_worker),
-            trainer_resources={"CPU": 0},
-            placement_strategy=job.experiment.scaling.placement_strategy.value,
+            **scaling(job.plan.resources, job.experiment.scaling.placement_strategy)
         ),
         run_config=RunConfig(
             name="ray",
@@ -90,29 +85,6 @@ def run(
     if attempts.final is not None:
         raise attempts.final
     _collect(job.run_dir)
-
-
-def preload() -> None:
-    """Import what `run` needs (about 1 s), while Ray is being started."""
-    os.environ.update(ray_cluster.ENVIRONMENT)
-    from ray.train.horovod import HorovodTrainer  # noqa: F401
-
-
-def horovod_config(experiment: Experiment) -> Any:
-    """Ray's HorovodConfig from conf/horovod."""
-    from ray.train.horovod import HorovodConfig
-
-    horovod = experiment.horovod
-    return HorovodConfig(
-        nics=set(horovod.nics) if horovod.nics else None,
-        verbose=horovod.verbose,
-        key=horovod.key,
-        ssh_port=horovod.ssh_port,
-        ssh_identity_file=horovod.ssh_identity_file,
-        ssh_str=horovod.ssh_str,
-        timeout_s=horovod.timeout_s,
-        placement_group_timeout_s=horovod.placement_group_timeout_s,
-    )
 
 
 class Attempts:
@@ -192,7 +164,3 @@ def _collect(run_dir: Path) -> None:
         nodes.collect(run_dir, run_dir, but_node=ray.get_runtime_context().get_node_id())
     except ray.exceptions.RayError as error:
         print(f"not every node's logs could be collected: {str(error).splitlines()[0]}")
-
-
-def _per_worker(cpus: float, gpus: float) -> dict[str, float]:
-    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from runner.communicator import Communicator, HorovodCommunicator, environment
+from runner.communicator import Communicator, environment
 from runner.diagnosis import diagnose, record_error
 from runner.errors import LaunchError, PreflightError
+from runner.executors.live_rank import Connected
 from runner.ingest import ray_data
 from runner.schema import Horovod, Ingest
 from runner.worker import Job, Memory, enter, train_loop_per_worker
@@ -109,17 +110,6 @@ class LiveWorkers:
             server.stop()
             server._httpd.server_close()
         executor.shutdown()
-
-
-class Connected(HorovodCommunicator):
-    """A communicator that outlives its jobs."""
-
-    def serve(self, horovod: Horovod) -> None:
-        """What is not read when ranks connect (compression, …) is the job's."""
-        self._settings = horovod
-
-    def close(self) -> None:
-        pass
 
 
 def _connect(horovod: Horovod, deterministic: bool) -> None:

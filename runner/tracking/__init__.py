@@ -38,6 +38,9 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Wait until everything is stored, in an outage for seconds. Raises TrackingError for what the store refuses."""
 
+    def leave(self) -> None:
+        """Instead of close: who holds the run's record takes over what is not stored yet."""
+
 
 class NullTracker:
     def log_metrics(self, measured: Measured) -> None:
@@ -50,6 +53,9 @@ class NullTracker:
         pass
 
     def close(self) -> None:
+        pass
+
+    def leave(self) -> None:
         pass
 
 

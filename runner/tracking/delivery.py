@@ -80,6 +80,8 @@ class Delivery:
                 continue
             while not self._given_up.is_set() and (lines := spool.pending()):
                 for group in _newest(lines) if spool.is_files else _groups(lines):
+                    if self._given_up.is_set():
+                        return
                     self._attempt(group, spool)
                     spool.advance(group[-1].end)
                 spool.advance(lines[-1].end)
@@ -114,6 +116,14 @@ class Delivery:
             raise self._failed
         self._remove()
         return Outcome(None, tuple(self._refused))
+
+    def leave(self) -> None:
+        """Send no more; another holder of the spools goes on with what is left, once a request on its way has its answer."""
+        self._given_up.set()
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._address.write(self._folder)
 
     def _give_up(self) -> Outcome:
         """Leave the rest to another process. The thread may wait for an answer for seconds, and then changes nothing."""

@@ -78,6 +78,9 @@ class MlflowTracker:
         if outcome.refused:
             raise TrackingError(f"MLflow at {self._uri} did not take everything: {outcome.refused[0]}")
 
+    def leave(self) -> None:
+        self._delivery.leave()
+
 
 def save_model(model: Any, example: Any, path: Path) -> None:
     """As a folder that MLflow loads."""

@@ -17,9 +17,10 @@ from packaging.requirements import Requirement
 
 from runner.checks import FAILED, PASSED, SKIPPED, Checks, Outcome
 from runner.errors import PreflightError, RunnerError
-from runner.prepare import Request, prepare
+from runner.prepare import prepare
 from runner.recording import end_lost_runs, left
 from runner.report.console import Screen, relative
+from runner.request import Request
 from runner.schema import CHECKS
 
 JSON = "--json"

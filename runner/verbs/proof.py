@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runner import interrupts, run_folder
 from runner.errors import TrainingError, refuse
-from runner.prepare import Request
+from runner.request import Request
 from runner.run_folder import Result
 
 Compose = Callable[[Sequence[str]], Request]  # the job that these arguments ask for

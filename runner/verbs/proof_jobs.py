@@ -14,7 +14,8 @@ from runner.executors import ray_cluster
 from runner.executors.live_workers import LiveWorkers
 from runner.plan import DataFacts, make_plan
 from runner.preflight import this_machine
-from runner.prepare import Prepared, Request
+from runner.prepare import Prepared
+from runner.request import Request
 from runner.resources import plan_resources
 from runner.schema import Experiment, Precision
 from runner.tracking import store_uri

@@ -20,8 +20,9 @@ from runner.communicator import Communicator, SingleProcess
 from runner.errors import ConfigError, TrainingError, refuse
 from runner.ledger import plan_learning_rate, rule_name
 from runner.plan import DataFacts
-from runner.prepare import Prepared, Request, prepare
+from runner.prepare import Prepared, prepare
 from runner.report.console import Screen
+from runner.request import Request
 from runner.schema import Compression, Experiment, Ingest, Precision
 from runner.verbs.proof import Compose, Proof
 from runner.verbs.proof_jobs import (

@@ -16,10 +16,10 @@ from pathlib import Path
 from runner import checkpoint, config, run_folder
 from runner.checkpoint import CheckpointError
 from runner.errors import ConfigError, refuse
-from runner.identity import check_changes, fingerprint
-from runner.prepare import Request
+from runner.identity import check_changes
 from runner.recording import how_to_go_on
 from runner.report.console import Screen, relative
+from runner.request import Request
 from runner.run_folder import Result, RunFile
 from runner.schema import Experiment, Resume, Tracking
 from runner.secrets import MASK, unmasked
@@ -55,22 +55,12 @@ def request_of(run_dir: Path, overrides: list[str], roots: tuple[str, ...]) -> R
     except ConfigError as error:
         raise ConfigError(f"{run_dir / run_folder.RUN}: {error}") from error
     composed = config.changed(stored.config, overrides)
-    experiment, values = config.load(composed), config.to_container(composed)
-    hidden = [key for key, value in config.flatten(values) if MASK in str(value)]
+    request = Request.of(composed, (*stored.overrides, *overrides), run_dir, roots, stored)
+    hidden = [key for key, value in config.flatten(request.values) if MASK in str(value)]
     if hidden:
         instead = " ".join(f"{key}=…" for key in hidden)
         raise refuse(hidden[0], MASK, "a secret, which the run's folder does not hold", instead)
-    return Request(
-        experiment=in_its_store(experiment, stored),
-        yaml=config.to_yaml(composed),
-        values=values,
-        overrides=(*stored.overrides, *overrides),
-        run_dir=run_dir,
-        outputs=Path.cwd() / "outputs",
-        import_roots=roots,
-        fingerprint=fingerprint(values),
-        resumes=stored,
-    )
+    return replace(request, experiment=in_its_store(request.experiment, stored))
 
 
 def find(run_id: str, overrides: list[str]) -> Path:

@@ -14,10 +14,11 @@ from typing import Any
 
 from runner import interrupts
 from runner.executors import ray_cluster
-from runner.prepare import Prepared, Request, prepare
+from runner.prepare import Prepared, prepare
 from runner.rank_log import Follower, log_path, mask_logs
 from runner.recording import bounded, close_record, ended, how_to_go_on, open_run
 from runner.report.console import Screen
+from runner.request import Request
 from runner.run_folder import Result, locked, take, write_result
 from runner.tracking import RunRecord
 
@@ -54,14 +55,14 @@ def train(request: Request, screen: Screen) -> Result:
 
 def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) -> RunRecord:
     """Ray and the MLflow run, side by side."""
-    from runner.executors import horovod_trainer
+    from runner.executors import ray_train
 
     with clock.phase("start"):
         # Seconds each: creating the store the first time, importing Ray Train, starting Ray. Side by side.
         background = ThreadPoolExecutor(2)
         stopped = threading.Event()
         opening = background.submit(open_run, request, prepared.plan, screen.line, stopped)
-        background.submit(horovod_trainer.preload)
+        background.submit(ray_train.preload)
         try:
             if prepared.address is None:
                 ray_cluster.start(

@@ -1,0 +1,31 @@
+"""A rank that trains one job after another: connected once, whatever they are."""
+
+from __future__ import annotations
+
+from runner.communicator import HorovodCommunicator, LostPeerError
+from runner.errors import TrainingError
+from runner.schema import Horovod
+
+TOGETHER, ALONE = "together", "alone"  # how a rank's training failed
+
+
+class Connected(HorovodCommunicator):
+    """A communicator that outlives its jobs."""
+
+    def serve(self, horovod: Horovod) -> None:
+        """What is not read when ranks connect (compression, …) is the job's."""
+        self._settings = horovod
+        self.waited = 0.0
+
+    def close(self) -> None:
+        """The job's end; `leave` is the group's."""
+
+    def leave(self) -> None:
+        super().close()
+
+
+def kind_of(error: BaseException) -> str:
+    """TOGETHER: an error that runner raises after the ranks have agreed on it, a loss that is not finite for one. Where all
+    ranks have one, none is left in a collective."""
+    is_agreed = isinstance(error, TrainingError) and not isinstance(error, LostPeerError)
+    return TOGETHER if is_agreed else ALONE

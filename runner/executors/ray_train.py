@@ -1,0 +1,46 @@
+"""What Ray Train is told of a job; the same for every executor that uses it. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from runner.executors import ray_cluster
+from runner.resources import ResourcePlan
+from runner.schema import Horovod, Placement
+
+
+def preload() -> None:
+    """Import what a fit() needs (about 1 s), while Ray is being started."""
+    os.environ.update(ray_cluster.ENVIRONMENT)
+    from ray.train.horovod import HorovodTrainer  # noqa: F401
+
+
+def scaling(resources: ResourcePlan, placement: Placement) -> dict[str, Any]:
+    """The arguments of ScalingConfig."""
+    each = {"CPU": resources.cpus_per_worker}
+    if resources.gpus_per_worker:
+        each["GPU"] = resources.gpus_per_worker
+    return {
+        "num_workers": resources.num_workers,
+        "use_gpu": resources.use_gpu,
+        "resources_per_worker": each,
+        "trainer_resources": {"CPU": 0},
+        "placement_strategy": placement.value,
+    }
+
+
+def horovod_config(horovod: Horovod) -> Any:
+    """Ray's HorovodConfig from conf/horovod."""
+    from ray.train.horovod import HorovodConfig
+
+    return HorovodConfig(
+        nics=set(horovod.nics) if horovod.nics else None,
+        verbose=horovod.verbose,
+        key=horovod.key,
+        ssh_port=horovod.ssh_port,
+        ssh_identity_file=horovod.ssh_identity_file,
+        ssh_str=horovod.ssh_str,
+        timeout_s=horovod.timeout_s,
+        placement_group_timeout_s=horovod.placement_group_timeout_s,
+    )

@@ -1,0 +1,112 @@
+"""A session from the inside: one HorovodTrainer.fit() whose ranks pull one job after another from the board.
+
+Imports no torch at the top: the processes around the ranks, which unpickle this module's function, need none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+TAKE_SECONDS = 30.0  # that a rank waits for one answer
+ASK_SECONDS = 60.0
+
+
+def fit(name: str, spec: dict[str, Any]) -> str | None:
+    """Run the ranks of the board `name` to their end. Returns Ray's account of a failure.
+
+    `spec`: what ScalingConfig and RunConfig take (`scaling`, `storage_path`, `verbose`), the `horovod` settings, whether they
+    are `deterministic`, and the driver's `node`.
+    """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.horovod import HorovodTrainer
+
+    from runner.executors.ray_train import horovod_config
+
+    horovod = replace(spec["horovod"], key=None, ssh_str=None)  # Ray writes the ranks' arguments into files
+    trainer = HorovodTrainer(
+        serve,
+        train_loop_config={
+            "board": name,
+            "horovod": horovod,
+            **{key: spec[key] for key in ("deterministic", "node")},
+        },
+        horovod_config=horovod_config(spec["horovod"]),
+        scaling_config=ScalingConfig(**spec["scaling"]),
+        run_config=RunConfig(
+            name=name,
+            storage_path=spec["storage_path"],
+            verbose=spec["verbose"],
+            failure_config=FailureConfig(0),
+        ),
+    )
+    try:
+        trainer.fit()
+    except Exception as error:  # noqa: BLE001 (told to the driver, which knows the job)
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        return str(cause).strip() or type(cause).__name__
+    return None
+
+
+def serve(config: dict[str, Any]) -> None:
+    """Runs in a Ray worker: train jobs until there are no more."""
+    import gc
+
+    import ray
+    from ray import train
+
+    from runner import secrets
+    from runner.executors.live_rank import Connected, kind_of
+    from runner.process_state import ProcessState
+    from runner.worker import enter, train_loop_per_worker
+
+    board = ray.get_actor(config["board"])
+    rank = train.get_context().get_world_rank()
+    is_beside_driver = ray.get_runtime_context().get_node_id() == config["node"]
+    communicator = Connected(config["horovod"], config["deterministic"])
+    gc.freeze()  # what is imported by now is not looked at after each job
+    state = ProcessState()
+    for number in itertools.count():
+        is_there, handed = False, None
+        while not is_there:
+            is_there, handed = ray.get(board.take.remote(number, TAKE_SECONDS))
+        if handed is None:
+            break
+        open_job, kept, memory, shards, is_restart, asks = ray.get(handed[0])
+        job = secrets.reveal(open_job, kept)
+        enter(job)  # what is unpickled below may be of the user's modules
+        communicator.serve(job.experiment.horovod)
+
+        def report(values: dict[str, Any], number: int = number) -> None:
+            if rank == 0:
+                ray.get(board.tell.remote(("report", number, values)))
+
+        def is_pruned(metrics: dict[str, float], number: int = number, asks: bool = asks) -> bool:
+            if not asks:
+                return False
+            answer = None
+            if rank == 0:
+                answer = ray.get(board.ask.remote(("asks", number, metrics), ASK_SECONDS))
+            return bool(communicator.broadcast(answer))
+
+        error = None
+        try:
+            train_loop_per_worker(
+                job,
+                ray.get(memory),
+                shards[rank] if shards else {},
+                lambda: communicator,
+                report,
+                rank,
+                is_restart,
+                delivers=not is_beside_driver,
+                is_pruned=is_pruned,
+            )
+        except Exception as raised:  # noqa: BLE001 (recorded in errors/ and told; the driver decides whether the group goes on)
+            error = kind_of(raised)
+        state.restore()
+        ray.get(board.tell.remote(("ended", number, rank, error)))
+    communicator.leave()

@@ -1,0 +1,60 @@
+"""What a training may change of its process, and what puts it back, so that the next one starts as in a fresh process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from runner.rank_state import random_state, set_random_state
+
+GLOBAL_HOOKS = (  # of torch.nn.modules.module: what register_module_…_hook adds to, for all modules
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+    "_global_buffer_registration_hooks",
+    "_global_module_registration_hooks",
+    "_global_parameter_registration_hooks",
+)
+
+
+class ProcessState:
+    """As it is now; `restore` brings it back. What a user's module keeps in variables of its own stays as it is."""
+
+    def __init__(self) -> None:
+        self._environment, self._folder, self._path = dict(os.environ), Path.cwd(), list(sys.path)
+        self._filters = list(warnings.filters)
+        self._random = random_state()
+        self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
+        self._threads, self._matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        self._tf32 = torch.backends.cudnn.allow_tf32
+
+    def restore(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        os.chdir(self._folder)
+        sys.path[:] = self._path
+        warnings.filters[:] = self._filters  # type: ignore[index]
+        for name in GLOBAL_HOOKS:
+            getattr(torch.nn.modules.module, name, {}).clear()
+        torch.set_default_dtype(self._dtype)
+        torch.set_default_device(None if self._device == torch.device("cpu") else self._device)
+        torch.set_num_threads(self._threads)
+        torch.set_float32_matmul_precision(self._matmul)
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.allow_tf32 = self._tf32
+        torch.autograd.set_detect_anomaly(False)
+        torch.set_grad_enabled(True)
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+        gc.collect()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        set_random_state(self._random)

@@ -1,0 +1,196 @@
+"""The sessions of a sweep: groups of ranks that take one job after another, side by side as far as there is room."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from runner.diagnosis import diagnose
+from runner.executors.session import Answer, EndedError, Kind, Received, Session
+from runner.ingest.arrays import Data
+from runner.resources import Machine, ResourcePlan
+from runner.worker import Job, Memory
+
+Restarted = Callable[[int, str], None]
+
+
+class Pool:
+    """Its methods may be called by many threads. Ray must have been started.
+
+    `folder` is for what Ray Train writes; `at_most` so many sessions at a time, None: as many as fit; `is_shared`: whether a session
+    takes a second job.
+    """
+
+    def __init__(
+        self, machine: Machine, folder: Path, at_most: int | None, is_shared: bool, verbose: bool
+    ) -> None:
+        self._machine, self._folder, self._at_most = machine, folder, at_most
+        self._is_shared, self._verbose = is_shared, verbose
+        self._changed = threading.Condition()
+        self._sessions: list[Session] = []  # open ones, idle or busy
+        self._busy: set[int] = set()  # their ids
+        self._waiting: list[object] = []  # first come, first served
+        self._stopping = threading.Event()
+        self._memories: dict[int, tuple[Data, Any]] = {}  # the last data set in Ray's memory, by identity
+
+    def train(
+        self,
+        job: Job,
+        memory: Memory,
+        data: Data,
+        received: Received,
+        restarted: Restarted,
+        began: Callable[[], None] = lambda: None,
+        is_pruned: Answer | None = None,
+    ) -> None:
+        """Train `job` in a session of its kind, in a new one again after a lost process, `trainer.max_failures` times; `began` is
+        called when it has one. Raises TrainingError with the root cause, KeyboardInterrupt after `stop`."""
+        kind = Kind.of(job, self._is_shared)
+        count = 0
+        with self._session(job, kind) as first:
+            session = first
+            reference = self._share(memory, data)
+            began()
+            while True:
+                since = time.time()
+                try:
+                    session.train(job, reference, received, count > 0, is_pruned, self._stopping.is_set)
+                    return
+                except EndedError as account:
+                    found = diagnose(job.run_dir, job.plan.num_workers, since, str(account))
+                    most = job.experiment.trainer.max_failures
+                    if found.is_final or count == most:
+                        error = found.error
+                        if count and not found.is_final:
+                            times = f"{count} restart{'s' if count > 1 else ''}"
+                            error = type(error)(
+                                f"{error}; {times} did not help (trainer.max_failures={most})"
+                            )
+                        raise error from account
+                count += 1
+                restarted(count, str(found.error))
+                session = self._replaced(session, job, kind)
+
+    def prestart(self, job: Job) -> None:
+        """A session that a job like this one will find started, where there is room for it now."""
+        kind = Kind.of(job, self._is_shared)
+        with self._changed:
+            if not self._stopping.is_set() and self._has_room(kind.resources):
+                self._open(job, kind)
+
+    def stop(self) -> None:
+        """End all sessions; the jobs in them raise KeyboardInterrupt in their threads."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Of a pool without jobs: Ray ends the ranks."""
+        with self._changed:
+            for session in self._sessions:
+                session.close()
+            self._sessions.clear()
+
+    def room(self, resources: ResourcePlan) -> int:
+        """How many sessions of jobs like this one may be there at a time."""
+        fit = [
+            has // needs
+            for has, needs in (
+                (
+                    self._machine.cpus,
+                    resources.num_workers * resources.cpus_per_worker + resources.reserved_cpus,
+                ),
+                (self._machine.gpus, resources.num_workers * resources.gpus_per_worker),
+            )
+            if needs
+        ]
+        return max(1, min([int(each) for each in fit] + ([self._at_most] if self._at_most else [])))
+
+    @contextmanager
+    def _session(self, job: Job, kind: Kind) -> Iterator[Session]:
+        """One of this kind, for this thread alone."""
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+            try:
+                while (session := self._found(job, kind) if self._waiting[0] is ticket else None) is None:
+                    if self._stopping.is_set():
+                        raise KeyboardInterrupt
+                    self._changed.wait()
+                self._busy.add(id(session))
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+        busy = id(session)
+        try:
+            yield session
+        finally:
+            with self._changed:
+                self._busy.discard(busy)
+                self._forget_closed()
+                if not self._is_shared:
+                    self._end(session)
+                self._changed.notify_all()
+
+    def _replaced(self, session: Session, job: Job, kind: Kind) -> Session:
+        """Another one in place of one that a job has ended; or the same, where it has survived."""
+        with self._changed:
+            if session.is_open:
+                return session
+            self._busy.discard(id(session))
+            self._forget_closed()
+            new = self._open(job, kind)
+            self._busy.add(id(new))
+            return new
+
+    def _found(self, job: Job, kind: Kind) -> Session | None:
+        """An idle session of this kind, a new one, or one in place of an idle one of another kind; None where all are busy."""
+        self._forget_closed()
+        idle = [session for session in self._sessions if id(session) not in self._busy]
+        for session in idle:
+            if session.kind == kind:
+                return session
+        while not self._has_room(kind.resources) and idle:
+            self._end(idle.pop(0))
+        return self._open(job, kind) if self._has_room(kind.resources) else None
+
+    def _open(self, job: Job, kind: Kind) -> Session:
+        session = Session(job, kind, self._folder, self._verbose)
+        self._sessions.append(session)
+        return session
+
+    def _end(self, session: Session) -> None:
+        session.close()
+        self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        self._sessions = [session for session in self._sessions if session.is_open]
+
+    def _has_room(self, wanted: ResourcePlan) -> bool:
+        """Beside the sessions that are open. A job that is alone always has: preflight has judged it."""
+        if not self._sessions:
+            return True
+        if self._at_most is not None and len(self._sessions) >= self._at_most:
+            return False
+        plans = [*(session.kind.resources for session in self._sessions), wanted]
+        cpus = sum(each.num_workers * each.cpus_per_worker + each.reserved_cpus for each in plans)
+        gpus = sum(each.num_workers * each.gpus_per_worker for each in plans)
+        return cpus <= self._machine.cpus and gpus <= self._machine.gpus
+
+    def _share(self, memory: Memory, data: Data) -> Any:
+        """A reference to the memory; the jobs of a sweep mostly have the same data, which is then there once."""
+        import ray
+
+        with self._changed:
+            known = self._memories.get(id(data))
+            if known is None or memory.initial is not None:
+                reference = ray.put(memory)
+                if memory.initial is not None:
+                    return reference
+                known = data, reference
+                self._memories = {id(data): known}
+            return known[1]
