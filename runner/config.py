@@ -134,7 +134,7 @@ def to_yaml(config: DictConfig) -> str:
 
 
 def _kinds(datatype: type) -> dict[str, Any]:
-    return get_type_hints(datatype, vars(schema))
+    return get_type_hints(datatype)
 
 
 def _is_open(kind: Any) -> bool:

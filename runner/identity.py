@@ -20,6 +20,8 @@ IMMATERIAL = (
     "allowed_targets",
     "skip_checks",
     "tracking.",
+    "search.",
+    "sweep.",
     "scaling.placement_strategy",
     "scaling.address",
     "dataset.loader_workers",

@@ -40,6 +40,11 @@ AT_LEAST = {
     "scheduler.warmup_steps": 0,
     "trainer.min_delta": 0,
     "scaling.resources_per_worker.GPU": 0,
+    "search.trials": 1,
+    "search.seed": 0,
+    "search.min_epochs": 1,
+    "search.reduction": 2,
+    "sweep.max_concurrent": 1,
 }
 ADASUM_RULE = "runner.lr_scaling.adasum"
 ABOVE_ZERO = {  # and what to type

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from runner.sweep_schema import Search, Sweep
+
 Target = dict[str, Any]  # {"_target_": "package.callable", argument: value, …}
 
 
@@ -269,6 +271,8 @@ class Experiment:
     checkpoint: Checkpoint
     horovod: Horovod
     tracking: Tracking
+    search: Search = field(default_factory=Search)
+    sweep: Sweep = field(default_factory=Sweep)
     seed: int = 0
     resume: Resume = Resume.never
     study: Study | None = None  # what the jobs of a multirun are put together to

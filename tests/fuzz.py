@@ -35,7 +35,7 @@ def tries(name: str, everyday: int, soak: int | None = None) -> settings:
 def _leaves(kind: Any, prefix: str) -> dict[str, Any]:
     """Dotted key → type, of a dataclass and those in it; an open group's target is not among them."""
     found: dict[str, Any] = {}
-    for name, inner in get_type_hints(kind, vars(schema)).items():
+    for name, inner in get_type_hints(kind).items():
         key = f"{prefix}{name}"
         if dataclasses.is_dataclass(inner):
             found |= _leaves(inner, f"{key}.")

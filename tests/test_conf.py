@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from runner import config, schema
+from runner import config, schema, sweep_schema
 from runner.errors import ConfigError
 from tests.composed import CONF, load
 
@@ -19,6 +20,8 @@ TYPED = {
     "horovod": schema.Horovod,
     "tracking": schema.Tracking,
     "scaling": schema.Scaling,
+    "search": schema.Search,
+    "sweep": schema.Sweep,
 }
 
 
@@ -37,16 +40,29 @@ def comment(path):
 
 
 def command(path):
-    """The overrides of the command that a file's comment names."""
+    """The overrides of the command that a file's comment names; of a multirun, those of a job with the first values."""
     found = re.search(r"python -m runner ([^\n]*)", comment(path))
     assert found, f"{short(path)} must start with a comment with the command that selects it"
-    return shlex.split(found.group(1).rstrip("."))
+    flag, *overrides = ["", *shlex.split(found.group(1).rstrip("."))]
+    if overrides[0] == "--multirun":
+        flag, *overrides = overrides
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    assert any(override.is_sweep_override() for override in parsed) == (flag == "--multirun")
+    return [first_job(override) for override in parsed]
+
+
+def first_job(override):
+    if override.is_interval_sweep():
+        return f"{override.get_key_element()}={override.value().start}"
+    if override.is_sweep_override():
+        return f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
+    return override.input_line
 
 
 def test_every_group_has_options():
     assert {option.split("=")[0] for option in OPTIONS} >= {
         "model", "dataset", "optimizer", "lr_scaling", "scheduler", "scaling", "trainer", "checkpoint",
-        "horovod", "tracking", "experiment", "debug",
+        "horovod", "tracking", "search", "sweep", "experiment", "debug",
     }  # fmt: skip
 
 
@@ -105,7 +121,15 @@ def test_a_typed_group_s_file_writes_only_fields_of_the_schema(path):
 
 
 @pytest.mark.parametrize(
-    "name", ["trainer/default", "checkpoint/default", "horovod/default", "tracking/mlflow"]
+    "name",
+    [
+        "trainer/default",
+        "checkpoint/default",
+        "horovod/default",
+        "tracking/mlflow",
+        "search/grid",
+        "sweep/default",
+    ],
 )
 def test_a_default_file_shows_the_schema_s_own_defaults(name):
     path = CONF / f"{name}.yaml"
@@ -113,3 +137,8 @@ def test_a_default_file_shows_the_schema_s_own_defaults(name):
     for key, value in yaml.safe_load(path.read_text()).items():
         default = getattr(defaults, key)
         assert value == getattr(default, "value", default), key
+
+
+def test_the_way_on_after_a_failed_job_is_a_word_that_python_has_too():
+    assert load("sweep.on_failure=continue").sweep.on_failure is sweep_schema.OnFailure["continue"]
+    assert load("sweep.on_failure=stop").sweep.on_failure is sweep_schema.OnFailure.stop

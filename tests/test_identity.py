@@ -23,6 +23,8 @@ SAME_RUN = keys("""
     verbose dry_run resume study allowed_targets skip_checks
     tracking.backend tracking.uri tracking.experiment tracking.run_name tracking.log_model tracking.plots
     tracking.flush_seconds tracking.on_outage
+    search.method search.trials search.seed search.min_epochs search.reduction
+    sweep.isolation sweep.max_concurrent sweep.on_failure sweep.retry_failed sweep.cache sweep.dry_run sweep.models
     scaling.placement_strategy scaling.address
     dataset.loader_workers
     trainer.max_failures trainer.watchdog_seconds trainer.profile_steps
