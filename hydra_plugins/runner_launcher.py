@@ -1,63 +1,76 @@
-"""Where Hydra looks for plugins: the launcher of a multirun, which checks all jobs before it starts the first one, and the
-sweeper, which writes no secrets."""
+"""Where Hydra looks for plugins: the launcher of a multirun, which runs its jobs on warm sessions, and the sweeper, which says
+which jobs there are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobReturn, filter_overrides, run_job, setup_globals
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from runner import secrets
-from runner.errors import ConfigError, RunnerError
-from runner.sweep.check import JobChecks
+from runner.errors import ConfigError
+from runner.schema import Experiment, Mode
+from runner.sweep.compose import Composer
+from runner.sweep.source import Listed, Source, Trial
+from runner.sweep_schema import Method
+
+OpenSource = Callable[[Experiment, Sequence[Trial]], Source]
 
 
-class CheckedLauncher(BasicLauncher):
-    """Hydra's own, one job after another in this process, in two passes. Raises the error of the first job that is refused,
-    with its number and overrides."""
+class WarmLauncher(Launcher):
+    """Jobs share live workers (runner/sweep/sweep.py). Its jobs' return value is the best of checkpoint.monitor, for sweepers that
+    optimise it."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._jobs: Any = task_function  # runner's own, see __main__.py
+        self._config, self._loader = config, hydra_context.config_loader
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        setup_globals()
-        assert self.hydra_context is not None  # by setup(), as the others
-        assert self.config is not None
-        assert self.task_function is not None
-        jobs, check = [], JobChecks()
+        """A batch of any sweeper."""
+        typed = [" ".join(overrides) for overrides in job_overrides]
+        results = self.sweep(
+            typed, job_overrides[0], lambda settings, earlier: Listed(job_overrides, initial_job_idx)
+        )
+        returned = []
         for number, overrides in enumerate(job_overrides, start=initial_job_idx):
-            composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-            with open_dict(composed):
-                composed.hydra.job.id = composed.hydra.job.num = number
-            HydraConfig.instance().set_config(composed)
-            job = composed.copy()
-            with flag_override(job, ["readonly", "struct"], False):
-                del job["hydra"]
-            try:
-                check(job)
-            except RunnerError as error:
-                said = " ".join(filter_overrides(overrides))
-                raise type(error)(f"job {number} ({said}): {error}") from error
-            jobs.append(composed)
-        return [
-            run_job(
-                hydra_context=self.hydra_context,
-                task_function=self.task_function,
-                config=composed,
-                job_dir_key="hydra.sweep.dir",
-                job_subdir_key="hydra.sweep.subdir",
-            )
-            for composed in jobs
-        ]
+            done = JobReturn(overrides=overrides, status=JobStatus.COMPLETED)
+            done.return_value = results.get(number)
+            returned.append(done)
+        return returned
+
+    def sweep(
+        self,
+        typed: Sequence[str],
+        first: Sequence[str],
+        open_source: OpenSource,
+    ) -> dict[int, float | None]:
+        """Run the jobs of `open_source`; `first` stands for all of them. The monitored values by number."""
+        setup_globals()
+        OmegaConf.set_readonly(self._config, False)
+        compose = Composer(self._loader, self._config)
+
+        def composed(overrides: Sequence[str], number: int) -> DictConfig:
+            job = compose(overrides, number)
+            HydraConfig.instance().set_config(job)
+            return job
+
+        folder = Path(self._config.hydra.sweep.dir).absolute()
+        found = self._jobs.sweep(composed, folder, typed, first, open_source)
+        return cast(dict[int, float | None], found)
 
 
-class MaskedSweeper(BasicSweeper):
-    """Hydra's own; what it writes, multirun.yaml, holds no secret."""
+class RunnerSweeper(BasicSweeper):
+    """A grid, as Hydra's own sweeper, or what `search=` selects; writes no secrets."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
@@ -67,18 +80,46 @@ class MaskedSweeper(BasicSweeper):
         assert config.hydra.sweep.dir  # its ${now:…} is from here on that of both
         OmegaConf.copy_cache(config, self.config)
 
+    def sweep(self, arguments: list[str]) -> Any:
+        if not isinstance(self.launcher, WarmLauncher):
+            return super().sweep(arguments)
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+
+        def open_source(settings: Experiment, earlier: Sequence[Trial]) -> Source:
+            if settings.search.method is Method.grid:
+                (jobs,) = self.split_arguments(overrides, None)
+                return Listed(jobs)
+            from runner.sweep.search import open_search  # type: ignore[import-untyped]
+
+            maximise = settings.checkpoint.mode is Mode.max
+            return open_search(settings.search, overrides, maximise, earlier)
+
+        return self.launcher.sweep(arguments, [_first(each) for each in overrides], open_source)
+
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
         for override in overrides:
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 key = override.get_key_element()
                 raise ConfigError(
-                    f"{override.input_line}: a grid needs values, not an interval; type {key}=0.1,0.01"
+                    f"{override.input_line}: a grid needs values, not an interval; type {key}=0.1,0.01, or search=tpe"
                 )
         return BasicSweeper.split_arguments(overrides, max_batch_size)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """The launcher composes all jobs before the first one starts: once is enough."""
+        """All jobs are composed before the first one starts: once is enough."""
+
+
+def _first(override: Override) -> str:
+    """With the first of its values, where it has several."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return f"{key}={override.get_value_element_as_str()}"
+    if override.is_discrete_sweep():
+        return f"{key}={next(iter(override.sweep_string_iterator()))}"
+    return f"{key}={cast(IntervalSweep, override.value()).start}"
 
 
 def _register(group: str, name: str, plugin: type, **settings: Any) -> None:
@@ -86,5 +127,5 @@ def _register(group: str, name: str, plugin: type, **settings: Any) -> None:
     ConfigStore.instance().store(group=f"hydra/{group}", name=name, node=node, provider="runner")
 
 
-_register("launcher", "checked", CheckedLauncher)
-_register("sweeper", "masked", MaskedSweeper, max_batch_size=None, params=None)
+_register("launcher", "warm", WarmLauncher)
+_register("sweeper", "runner", RunnerSweeper, max_batch_size=None, params=None)

@@ -13,22 +13,21 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runner import config, interrupts, secrets
 from runner.errors import ConfigError, RunnerError, nearest
 from runner.executors import ray_cluster
-from runner.identity import fingerprint
 from runner.report.console import Screen, error_line
 from runner.request import Request
 from runner.reword import EXPECTED, flags_and_overrides, reword
-from runner.sweep.grid import Grid
+from runner.run_folder import write_composed
+from runner.sweep.job import Compose
+from runner.sweep.sweep import OpenSource, Sweep
 from runner.verbs.train import train
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -106,69 +105,50 @@ def run(arguments: list[str]) -> int:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(jobs)()
     except EXPECTED as error:
         raise reword(error, overrides, composing(config_dirs(flags)[0])) from error
-    except KeyboardInterrupt:
-        interrupts.ending()
-        jobs.finish("KILLED")
-        raise
     return jobs.finish()
 
 
 class Jobs:
-    """What Hydra calls with each composed config: one job, or those of a multirun."""
+    """What Hydra calls with the composed config of one job, and our launcher with those of a sweep."""
 
     def __init__(self, roots: tuple[str, ...]) -> None:
         self._roots, self._screen = roots, Screen()
-        self._grid: Grid | None = None
         self._error: Exception | None = None
+        self._code = 0
 
     def __call__(self, composed: DictConfig) -> None:
         settings = HydraConfig.get()
         overrides = secrets.masked(tuple(map(str, settings.overrides.task)))
         run_dir = Path(settings.runtime.output_dir)
-        if settings.mode is not RunMode.MULTIRUN:
-            try:
-                self._train(composed, overrides, run_dir, None)
-            except Exception as error:  # noqa: BLE001 (kept from Hydra, which would print it in its own way)
-                self._error = error
-            return
-        if self._grid is None:
-            self._grid = Grid(self._outputs(), Path(settings.sweep.dir).absolute(), self._screen)
-        grid = self._grid
+        try:
+            request = Request.of(composed, overrides, run_dir, self._roots)
+            hydra_node = OmegaConf.create({"hydra": OmegaConf.to_container(settings, resolve=False)})
+            write_composed(run_dir / ".hydra", request.yaml, overrides, config.to_yaml(hydra_node))
+            if not request.experiment.dry_run:
+                from runner.verbs.resume import continued
 
-        def job() -> dict[str, Any]:
-            return self._train(composed, overrides, run_dir, grid)
+                request = continued(request, self._screen)
+            train(request, self._screen)
+        except Exception as error:  # noqa: BLE001 (kept from Hydra, which would print it in its own way)
+            self._error = error
 
-        grid.run(overrides, job)
+    def sweep(
+        self,
+        compose: Compose,
+        folder: Path,
+        typed: Sequence[str],
+        first: Sequence[str],
+        open_source: OpenSource,
+    ) -> dict[int, float | None]:
+        """Called by the launcher, for a sweeper of somebody else's once a batch; the monitored values by job."""
+        sweep = Sweep(compose, self._roots, folder, self._screen, first)
+        self._code = max(self._code, sweep.run(typed, open_source))
+        return sweep.values()
 
-    def finish(self, status: str | None = None) -> int:
+    def finish(self) -> int:
         if self._error is not None:
             raise self._error
-        return self._grid.finish(status) if self._grid else 0
-
-    def _train(
-        self, composed: DictConfig, overrides: tuple[str, ...], run_dir: Path, grid: Grid | None
-    ) -> dict[str, Any]:
-        experiment, values = config.load(composed), config.to_container(composed)
-        write_composed(run_dir / ".hydra", composed, overrides)
-        request = Request(
-            experiment=experiment,
-            yaml=config.to_yaml(composed),
-            values=values,
-            overrides=overrides,
-            run_dir=run_dir,
-            outputs=self._outputs(),
-            import_roots=self._roots,
-            parent_run_id=grid.parent_run_id(experiment) if grid else None,
-            fingerprint=fingerprint(values),
-        )
-        if grid is None and not experiment.dry_run:
-            from runner.verbs.resume import continued
-
-            request = continued(request, self._screen)
-        return train(request, self._screen)
-
-    def _outputs(self) -> Path:
-        return Path.cwd() / "outputs"
+        return self._code
 
 
 def import_roots(arguments: list[str]) -> tuple[str, ...]:
@@ -219,15 +199,6 @@ def learn_from_config(flags: Sequence[str], overrides: Sequence[str], roots: tup
     folders, _ = config_dirs(flags)
     with contextlib.suppress(ConfigError):  # Hydra finds it too
         request_of([*(f"--config-dir={folder}" for folder in folders), *overrides], roots)
-
-
-def write_composed(folder: Path, composed: DictConfig, overrides: tuple[str, ...]) -> None:
-    """What Hydra itself would write (hydra.output_subdir), without secrets."""
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = OmegaConf.create({"hydra": OmegaConf.to_container(HydraConfig.get(), resolve=False)})
-    (folder / "config.yaml").write_text(config.to_yaml(composed))
-    (folder / "hydra.yaml").write_text(config.to_yaml(settings))
-    (folder / "overrides.yaml").write_text(OmegaConf.to_yaml(list(overrides)))
 
 
 def unnamed_secrets(arguments: Sequence[str]) -> list[str]:

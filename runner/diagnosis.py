@@ -63,6 +63,14 @@ def record_error(run_dir: Path, rank: int, error: BaseException) -> None:
         )
 
 
+def tried_in_vain(found: Diagnosis, restarts: int, most: int) -> RunnerError:
+    """The error of the last attempt, which says how many restarts there were."""
+    if found.is_final or not restarts:
+        return found.error
+    times = f"{restarts} restart{'s' if restarts > 1 else ''}"
+    return type(found.error)(f"{found.error}; {times} did not help (trainer.max_failures={most})")
+
+
 @dataclass
 class FirstFailure:
     """A rank's first error, recorded when it is called with it; later ones follow from that."""

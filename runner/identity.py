@@ -68,6 +68,11 @@ def fingerprint(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(material, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def is_immaterial(override: str) -> bool:
+    """Whether an override, `key=value`, changes no number."""
+    return _is_among(override.lstrip("+~").partition("=")[0], IMMATERIAL)
+
+
 def check_changes(overrides: Iterable[str]) -> None:
     """Raise ConfigError for an override (`key=value`) that would make another run of one that goes on."""
     for override in overrides:

@@ -87,7 +87,7 @@ def prepare(request: Request, checks: Checks | None = None, known: Known | None 
         is_finished = (read_result(request.run_dir) or {}).get("status") == "FINISHED"
         change = going_on.check(manifest, experiment, plan, data.facts, is_finished)
         notes += [f"goes on from step {manifest['step']}", *([change] if change else [])]
-    initial, note = first_weights(experiment, plan, data, request)
+    initial, note = first_weights(experiment, plan, data, request, known)
     model = try_batch(experiment, plan, data, initial, checks, known)
     if model is not None:
         checks.begin(
@@ -176,7 +176,7 @@ def unheard() -> Iterator[None]:
 
 
 def first_weights(
-    experiment: Experiment, plan: Plan, data: Data, request: Request
+    experiment: Experiment, plan: Plan, data: Data, request: Request, known: Known
 ) -> tuple[Weights | None, list[str]]:
     """Those of model.init_from, and a line that says how many of them fit."""
     from runner import learner, parameters
@@ -185,7 +185,7 @@ def first_weights(
         return None, []
     uri = store_uri(experiment.tracking, request.outputs)
     where = parameters.resolve(experiment.model.init_from, uri, request.run_dir / "init_from")
-    initial = parameters.read_weights(where)
+    initial = known.once("weights", where, find=lambda: parameters.read_weights(where))
     with unheard():
         model = learner.construct(experiment, plan, data.facts)
     return initial, [parameters.initialise(model, experiment.model, initial)]

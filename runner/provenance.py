@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 
@@ -17,6 +18,7 @@ def git_state(directory: Path) -> tuple[str | None, str]:
     return (commit.strip(), _git(directory, "diff", "HEAD") or "") if commit else (None, "")
 
 
+@cache
 def environment() -> str:
     """JSON: interpreter, platform, CPUs and the version of every installed package."""
     packages = {found.name: found.version for found in importlib.metadata.distributions() if found.name}

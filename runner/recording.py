@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from runner.secrets import unmasked
 from runner.tracking import RunRecord, create_store, left_over, open_record, reopen_record
 
 INTERRUPTED_SECONDS = 3.0
+_git_state = cache(provenance.git_state)  # as it was when the command began
 DRIVER_LOST = "driver lost: its process was killed"
 
 
@@ -63,14 +64,16 @@ def open_run(request: Request, plan: Plan, say: Callable[[str], None], stopped: 
     try:
         run_file(record, request).write(run_dir)
         describe_run(record, request, plan)
-        end_lost_runs(request.outputs, say)
-        threading.Thread(
-            target=deliver_earlier, args=(request.outputs, say), name="earlier", daemon=True
-        ).start()
     except BaseException:
         ended(record, "FAILED")
         raise
     return record
+
+
+def look_back(outputs: Path, say: Callable[[str], None]) -> None:
+    """Once a command: end what killed drivers have left, and deliver, in the background, what MLflow does not have."""
+    end_lost_runs(outputs, say)
+    threading.Thread(target=deliver_earlier, args=(outputs, say), name="earlier", daemon=True).start()
 
 
 def run_file(record: RunRecord, request: Request) -> RunFile:
@@ -132,13 +135,14 @@ def how_to_go_on(run_id: str | None, run_dir: Path) -> str:
 
 def describe_run(record: RunRecord, request: Request, plan: Plan) -> None:
     """Parameters, config, code version, environment and plan."""
-    commit, diff = provenance.git_state(Path.cwd())
+    commit, diff = _git_state(Path.cwd())
     tags = {
         "mlflow.source.name": "python -m runner",
         "runner.run_dir": str(request.run_dir),
         "runner.fingerprint": request.fingerprint,
+        "runner.status": "RUNNING",
     }
-    record.set_tags({**tags, "mlflow.source.git.commit": commit} if commit else tags)
+    record.set_tags({**tags, **request.tags, **({"mlflow.source.git.commit": commit} if commit else {})})
     if (
         request.resumes is None
     ):  # MLflow's parameters never change; config.yaml and plan.txt are those of today
@@ -158,7 +162,8 @@ def close_record(
     training ended."""
 
     def store() -> None:
-        record.finish(status, error)
+        # MLflow knows no pruned runs.
+        record.finish("KILLED" if status == "PRUNED" else status, error)
         for name in ("logs", "plots", "profile"):
             record.log_artifact(run_dir / name)
         record.log_artifact(run_dir / "result.json")

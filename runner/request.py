@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Request:
     import_roots: tuple[str, ...]
     fingerprint: str
     parent_run_id: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)  # of a job of a sweep
     resumes: RunFile | None = None  # the run in run_dir, which goes on
 
     @classmethod

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -66,6 +66,15 @@ class RunFile:
             raise ConfigError(f"{run_dir}: not the folder of a run: it has no {RUN}") from error
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path}: not a whole {RUN} ({type(error).__name__}: {error})") from error
+
+
+def write_composed(folder: Path, config: str, overrides: Sequence[str], hydra: str | None = None) -> None:
+    """What Hydra itself would write of a job (hydra.output_subdir), as YAML without secrets; JSON is YAML."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(config)
+    (folder / "overrides.yaml").write_text("".join(f"- {json.dumps(each)}\n" for each in overrides))
+    if hydra is not None:
+        (folder / "hydra.yaml").write_text(hydra)
 
 
 def name_run(run_dir: Path, run_id: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import secrets
-from runner.diagnosis import Diagnosis, diagnose
+from runner.diagnosis import Diagnosis, diagnose, tried_in_vain
 from runner.errors import RunnerError
 from runner.executors import nodes
 from runner.executors.ray_train import horovod_config, scaling
@@ -118,10 +118,7 @@ class Attempts:
         while causes[-1].__cause__ is not None:
             causes.append(causes[-1].__cause__)
         found = self._diagnose(str(causes[-1]).strip() or type(causes[-1]).__name__)
-        if found.is_final or not self._count:
-            return found.error
-        times = f"{self._count} restart{'s' if self._count > 1 else ''}"
-        return type(found.error)(f"{found.error}; {times} did not help (trainer.max_failures={self._count})")
+        return tried_in_vain(found, self._count, self._count)
 
     def _diagnose(self, account: str) -> Diagnosis:
         _collect(self._job.run_dir)

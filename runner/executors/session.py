@@ -21,10 +21,12 @@ from runner.executors.board import Board, Event
 from runner.executors.live_rank import TOGETHER
 from runner.executors.ray_train import scaling
 from runner.ingest import ray_data
+from runner.profile import FOLDER
 from runner.resources import ResourcePlan
-from runner.schema import Ingest, Placement
+from runner.schema import Experiment, Ingest, Placement
 from runner.worker import Job, Memory
 
+TIMELINE = f"{FOLDER}/horovod-timeline.json"
 POLL_SECONDS = 0.5  # that one look at the board takes at most
 RECORD_SECONDS = 1.0  # for the other ranks to tell how they ended, after the first that failed
 END_SECONDS = 5.0  # for the ranks to leave by themselves
@@ -42,14 +44,11 @@ class Kind:
     placement: Placement
     settings: tuple[tuple[str, str], ...]  # HOROVOD_*, which are read when the ranks connect
     launch: str  # how Ray reaches the hosts
-    only: str = ""  # the one folder whose job it is for, where it cannot be shared
+    alone: Path | None = None  # the folder of the one job that it is for
 
     @classmethod
-    def of(cls, job: Job, is_shared: bool = True) -> Kind:
-        experiment = job.experiment
+    def of(cls, experiment: Experiment, resources: ResourcePlan, alone: Path | None = None) -> Kind:
         horovod = experiment.horovod
-        # Horovod writes its timeline for as long as it runs.
-        alone = "" if is_shared and not horovod.timeline else str(job.run_dir)
         own = environment(horovod, experiment.trainer.deterministic)
         launch = (
             horovod.nics,
@@ -60,7 +59,7 @@ class Kind:
             horovod.ssh_str,
         )
         return cls(
-            job.plan.resources,
+            resources,
             experiment.scaling.placement_strategy,
             tuple(sorted(own.items())),
             repr(launch),
@@ -75,7 +74,8 @@ class EndedError(Exception):
 class Session:
     """Started without waiting; `train` is called by one thread at a time."""
 
-    def __init__(self, job: Job, kind: Kind, folder: Path, verbose: bool) -> None:
+    def __init__(self, experiment: Experiment, kind: Kind, folder: Path) -> None:
+        """`folder` is for what Ray Train writes."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -96,9 +96,10 @@ class Session:
         spec = {
             "scaling": scaling(kind.resources, kind.placement),
             "storage_path": str(folder.absolute()),
-            "verbose": 2 if verbose else 0,
-            "horovod": job.experiment.horovod,
-            "deterministic": job.experiment.trainer.deterministic,
+            "verbose": 2 if experiment.verbose else 0,
+            "horovod": experiment.horovod,
+            "deterministic": experiment.trainer.deterministic,
+            "timeline": kind.alone / TIMELINE if kind.alone and experiment.horovod.timeline else None,
             "node": self._node,
         }
         self._fit = self._board.fit.remote(self._name, spec)

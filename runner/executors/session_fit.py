@@ -17,7 +17,7 @@ def fit(name: str, spec: dict[str, Any]) -> str | None:
     """Run the ranks of the board `name` to their end. Returns Ray's account of a failure.
 
     `spec`: what ScalingConfig and RunConfig take (`scaling`, `storage_path`, `verbose`), the `horovod` settings, whether they
-    are `deterministic`, and the driver's `node`.
+    are `deterministic`, the file of Horovod's `timeline` if there is one, and the driver's `node`.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.horovod import HorovodTrainer
@@ -30,7 +30,7 @@ def fit(name: str, spec: dict[str, Any]) -> str | None:
         train_loop_config={
             "board": name,
             "horovod": horovod,
-            **{key: spec[key] for key in ("deterministic", "node")},
+            **{key: spec[key] for key in ("deterministic", "timeline", "node")},
         },
         horovod_config=horovod_config(spec["horovod"]),
         scaling_config=ScalingConfig(**spec["scaling"]),
@@ -66,7 +66,7 @@ def serve(config: dict[str, Any]) -> None:
     board = ray.get_actor(config["board"])
     rank = train.get_context().get_world_rank()
     is_beside_driver = ray.get_runtime_context().get_node_id() == config["node"]
-    communicator = Connected(config["horovod"], config["deterministic"])
+    communicator = Connected(config["horovod"], config["deterministic"], config["timeline"])
     gc.freeze()  # what is imported by now is not looked at after each job
     state = ProcessState()
     for number in itertools.count():

@@ -28,7 +28,7 @@ class Screen:
     """Everything is printed through one rich Console, so that a live bar and lines do not tear each other."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self._progress: Progress | None = None
         self._task: Any = None
 
@@ -47,7 +47,7 @@ class Screen:
         self._panel(run_dir.name, lines)
 
     def start(self, steps: int) -> None:
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             columns = (
                 TextColumn("training"),
                 BarColumn(),
@@ -55,7 +55,7 @@ class Screen:
                 TimeRemainingColumn(),
                 TextColumn("{task.description}"),
             )
-            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._progress = Progress(*columns, console=self.console, transient=True)
             self._progress.start()
             self._task = self._progress.add_task("starting the workers", total=steps)
         else:
@@ -76,7 +76,7 @@ class Screen:
             self.line(f"epoch {metrics['epoch']:.4g}/{of:.4g}  {metrics_line(metrics)}")
 
     def line(self, text: str) -> None:
-        self._console.print(Text(text))
+        self.console.print(Text(text))
 
     def stop(self) -> None:
         if self._progress:
@@ -107,7 +107,7 @@ class Screen:
             (str(result["job"]), " ".join(result["overrides"]), result["status"], _outcome(result))
             for result in results
         ]
-        if not self._console.is_terminal:
+        if not self.console.is_terminal:
             for line in (f"── {title}", *("  ".join(row) for row in rows)):
                 self.line(line)
             return
@@ -116,13 +116,13 @@ class Screen:
             table.add_column(column, overflow="fold")
         for row in rows:
             table.add_row(*row)
-        self._console.print(table, soft_wrap=False)
+        self.console.print(table, soft_wrap=False)
 
     def _panel(self, title: str, lines: Sequence[str]) -> None:
         lines = [mask(line) for line in lines]  # before they are folded
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             body = Group(*(Text(line, overflow="fold") for line in lines))
-            self._console.print(Panel(body, title=title, title_align="left"), soft_wrap=False)
+            self.console.print(Panel(body, title=title, title_align="left"), soft_wrap=False)
         else:
             for line in (f"── {title}", *lines):
                 self.line(line)

@@ -48,7 +48,10 @@ class Composer:
         with flag_override(composed, ["readonly", "struct"], False):
             composed.hydra.overrides.task = [each.input_line for each in overrides]
             job.override_dirname = get_overrides_dirname(
-                overrides, settings.kv_sep, settings.item_sep, settings.exclude_keys
+                overrides,
+                exclude_keys=list(settings.exclude_keys),
+                item_sep=settings.item_sep,
+                kv_sep=settings.kv_sep,
             )
         return composed
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runner.diagnosis import diagnose
+from runner.diagnosis import diagnose, tried_in_vain
 from runner.executors.session import Answer, EndedError, Kind, Received, Session
 from runner.ingest.arrays import Data
 from runner.resources import Machine, ResourcePlan
+from runner.schema import Experiment
 from runner.worker import Job, Memory
 
 Restarted = Callable[[int, str], None]
@@ -25,11 +26,8 @@ class Pool:
     takes a second job.
     """
 
-    def __init__(
-        self, machine: Machine, folder: Path, at_most: int | None, is_shared: bool, verbose: bool
-    ) -> None:
-        self._machine, self._folder, self._at_most = machine, folder, at_most
-        self._is_shared, self._verbose = is_shared, verbose
+    def __init__(self, machine: Machine, folder: Path, at_most: int | None, is_shared: bool) -> None:
+        self._machine, self._folder, self._at_most, self._is_shared = machine, folder, at_most, is_shared
         self._changed = threading.Condition()
         self._sessions: list[Session] = []  # open ones, idle or busy
         self._busy: set[int] = set()  # their ids
@@ -44,43 +42,40 @@ class Pool:
         data: Data,
         received: Received,
         restarted: Restarted,
-        began: Callable[[], None] = lambda: None,
+        began: Callable[[Job], Job],
         is_pruned: Answer | None = None,
     ) -> None:
-        """Train `job` in a session of its kind, in a new one again after a lost process, `trainer.max_failures` times; `began` is
-        called when it has one. Raises TrainingError with the root cause, KeyboardInterrupt after `stop`."""
-        kind = Kind.of(job, self._is_shared)
+        """Train `job` in a session of its kind, and after a lost process in a new one, `trainer.max_failures` times; `began` is given
+        the job when it has one, and gives it back as it is then. Raises TrainingError with the root cause, KeyboardInterrupt
+        after `stop`."""
+        experiment = job.experiment
+        most = experiment.trainer.max_failures
+        is_alone = (
+            experiment.horovod.timeline or not self._is_shared
+        )  # Horovod writes one for as long as it runs
+        kind = Kind.of(experiment, job.plan.resources, job.run_dir if is_alone else None)
         count = 0
-        with self._session(job, kind) as first:
-            session = first
+        with self._session(experiment, kind) as held:
             reference = self._share(memory, data)
-            began()
+            job = began(job)
             while True:
                 since = time.time()
                 try:
-                    session.train(job, reference, received, count > 0, is_pruned, self._stopping.is_set)
+                    held[0].train(job, reference, received, count > 0, is_pruned, self._stopping.is_set)
                     return
                 except EndedError as account:
                     found = diagnose(job.run_dir, job.plan.num_workers, since, str(account))
-                    most = job.experiment.trainer.max_failures
                     if found.is_final or count == most:
-                        error = found.error
-                        if count and not found.is_final:
-                            times = f"{count} restart{'s' if count > 1 else ''}"
-                            error = type(error)(
-                                f"{error}; {times} did not help (trainer.max_failures={most})"
-                            )
-                        raise error from account
+                        raise tried_in_vain(found, count, most) from account
                 count += 1
                 restarted(count, str(found.error))
-                session = self._replaced(session, job, kind)
+                held[0] = self._replaced(held[0], experiment, kind)
 
-    def prestart(self, job: Job) -> None:
+    def prestart(self, experiment: Experiment, resources: ResourcePlan) -> None:
         """A session that a job like this one will find started, where there is room for it now."""
-        kind = Kind.of(job, self._is_shared)
         with self._changed:
-            if not self._stopping.is_set() and self._has_room(kind.resources):
-                self._open(job, kind)
+            if self._is_shared and not experiment.horovod.timeline and self._has_room(resources):
+                self._open(experiment, Kind.of(experiment, resources))
 
     def stop(self) -> None:
         """End all sessions; the jobs in them raise KeyboardInterrupt in their threads."""
@@ -111,13 +106,15 @@ class Pool:
         return max(1, min([int(each) for each in fit] + ([self._at_most] if self._at_most else [])))
 
     @contextmanager
-    def _session(self, job: Job, kind: Kind) -> Iterator[Session]:
-        """One of this kind, for this thread alone."""
+    def _session(self, experiment: Experiment, kind: Kind) -> Iterator[list[Session]]:
+        """One of this kind, for this thread alone, which may put another one in its place."""
         ticket = object()
         with self._changed:
             self._waiting.append(ticket)
             try:
-                while (session := self._found(job, kind) if self._waiting[0] is ticket else None) is None:
+                while (
+                    session := self._found(experiment, kind) if self._waiting[0] is ticket else None
+                ) is None:
                     if self._stopping.is_set():
                         raise KeyboardInterrupt
                     self._changed.wait()
@@ -125,29 +122,27 @@ class Pool:
             finally:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
-        busy = id(session)
+        held = [session]
         try:
-            yield session
+            yield held
         finally:
             with self._changed:
-                self._busy.discard(busy)
-                self._forget_closed()
-                if not self._is_shared:
-                    self._end(session)
+                self._busy.discard(id(held[0]))
+                if kind.alone is not None:
+                    held[0].close()
                 self._changed.notify_all()
 
-    def _replaced(self, session: Session, job: Job, kind: Kind) -> Session:
+    def _replaced(self, session: Session, experiment: Experiment, kind: Kind) -> Session:
         """Another one in place of one that a job has ended; or the same, where it has survived."""
         with self._changed:
             if session.is_open:
                 return session
             self._busy.discard(id(session))
-            self._forget_closed()
-            new = self._open(job, kind)
+            new = self._open(experiment, kind)
             self._busy.add(id(new))
             return new
 
-    def _found(self, job: Job, kind: Kind) -> Session | None:
+    def _found(self, experiment: Experiment, kind: Kind) -> Session | None:
         """An idle session of this kind, a new one, or one in place of an idle one of another kind; None where all are busy."""
         self._forget_closed()
         idle = [session for session in self._sessions if id(session) not in self._busy]
@@ -155,17 +150,15 @@ class Pool:
             if session.kind == kind:
                 return session
         while not self._has_room(kind.resources) and idle:
-            self._end(idle.pop(0))
-        return self._open(job, kind) if self._has_room(kind.resources) else None
+            idle.pop(0).close()
+            self._forget_closed()
+        return self._open(experiment, kind) if self._has_room(kind.resources) else None
 
-    def _open(self, job: Job, kind: Kind) -> Session:
-        session = Session(job, kind, self._folder, self._verbose)
+    def _open(self, experiment: Experiment, kind: Kind) -> Session:
+        self._forget_closed()
+        session = Session(experiment, kind, self._folder)
         self._sessions.append(session)
         return session
-
-    def _end(self, session: Session) -> None:
-        session.close()
-        self._forget_closed()
 
     def _forget_closed(self) -> None:
         self._sessions = [session for session in self._sessions if session.is_open]

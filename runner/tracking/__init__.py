@@ -81,8 +81,8 @@ class RunRecord(Protocol):
 
     def log_params(self, params: dict[str, Any]) -> None: ...
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
-        """Results of the run as a whole, at step 0."""
+    def log_metrics(self, metrics: dict[str, float], step: int = 0) -> None:
+        """Results of the run as a whole."""
 
     def log_text(self, text: str, name: str) -> None: ...
 
@@ -110,7 +110,7 @@ class NullRecord:
     def log_params(self, params: dict[str, Any]) -> None:
         pass
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
+    def log_metrics(self, metrics: dict[str, float], step: int = 0) -> None:
         pass
 
     def log_text(self, text: str, name: str) -> None:

@@ -54,3 +54,11 @@ def _found(run: object) -> Found:
         tags=dict(data.tags),
         metrics=dict(data.metrics),
     )
+
+
+def history(uri: str, run_id: str, key: str) -> dict[float, float]:
+    """The values of a metric by epochs trained."""
+    client = client_of(uri)
+    epochs = {each.step: each.value for each in client.get_metric_history(run_id, "epoch")}
+    values = client.get_metric_history(run_id, key)
+    return {epochs[each.step]: each.value for each in values if each.step in epochs}

@@ -51,9 +51,9 @@ class MlflowRecord:
         cleaned = {clean(key): str(value)[:MAX_PARAM_LENGTH] for key, value in masked(params).items()}
         self._add("params", params=cleaned)
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
+    def log_metrics(self, metrics: dict[str, float], step: int = 0) -> None:
         cleaned = {clean(key): float(value) for key, value in metrics.items()}
-        self._add("metrics", step=0, milliseconds=round(time.time() * 1000), metrics=cleaned)
+        self._add("metrics", step=step, milliseconds=round(time.time() * 1000), metrics=cleaned)
 
     def log_text(self, text: str, name: str) -> None:
         self._add("text", text=text, name=name)

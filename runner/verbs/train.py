@@ -5,24 +5,32 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner import interrupts
 from runner.executors import ray_cluster
 from runner.prepare import Prepared, prepare
 from runner.rank_log import Follower, log_path, mask_logs
-from runner.recording import bounded, close_record, ended, how_to_go_on, open_run
+from runner.recording import bounded, close_record, ended, how_to_go_on, look_back, open_run
 from runner.report.console import Screen
 from runner.request import Request
 from runner.run_folder import Result, locked, take, write_result
 from runner.tracking import RunRecord
 
+if TYPE_CHECKING:
+    from runner.plan import Plan
+    from runner.worker import Job, Memory
+
 CREATING_SECONDS = 5.0  # for a store's first tables
+DONE = ("FINISHED", "PRUNED")  # of a training that ended as it was to
+Received = Callable[[dict[str, Any]], None]
+Restarted = Callable[[int, str], None]
+Execute = Callable[["Job", "Memory", Received, Restarted], None]
 
 
 @dataclass
@@ -50,7 +58,22 @@ def train(request: Request, screen: Screen) -> Result:
         with clock.phase("check"):
             prepared = prepare(request)
         record = start(request, prepared, screen, clock)
-        return launch(request, prepared, record, screen, clock)
+        return launch(request, prepared, record, screen, clock, horovod_trainer_run)
+
+
+def train_job(request: Request, prepared: Prepared, screen: Screen, execute: Execute) -> Result:
+    """A job of a sweep, which has started Ray: the same, by what executes it."""
+    clock = Clock()
+    with (locked if request.resumes is None else take)(request.run_dir):
+        with clock.phase("start"):
+            record = open_run(request, prepared.plan, screen.line, threading.Event())
+        return launch(request, prepared, record, screen, clock, execute)
+
+
+def horovod_trainer_run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> None:
+    from runner.executors import horovod_trainer
+
+    horovod_trainer.run(job, memory, received, restarted)
 
 
 def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) -> RunRecord:
@@ -69,6 +92,7 @@ def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) ->
                     None, prepared.machine.cpus, request.import_roots, prepared.experiment.verbose
                 )
             record = opening.result()
+            look_back(request.outputs, screen.line)
         except BaseException as error:
             stopped.set()
             status = "FAILED"
@@ -92,10 +116,16 @@ def rehearse(request: Request, prepared: Prepared, screen: Screen, clock: Clock)
     return {"run_id": None, "status": "DRY_RUN", "metrics": metrics, "seconds": clock.seconds}
 
 
-def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Screen, clock: Clock) -> Result:
+def launch(
+    request: Request,
+    prepared: Prepared,
+    record: RunRecord,
+    screen: Screen,
+    clock: Clock,
+    execute: Execute,
+) -> Result:
     """Hand the job to the executor; whatever happens, the run gets its true status and result.json."""
     from runner import retention
-    from runner.executors import horovod_trainer
     from runner.worker import Job, Memory
 
     plan, run_dir = prepared.plan, request.run_dir
@@ -157,8 +187,8 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         screen.start(plan.total_steps)
         follower = Follower(log_path(run_dir, 0), screen.line)
         memory = Memory(prepared.data.splits, prepared.initial, prepared.data.sampler)
-        horovod_trainer.run(job, memory, received, restarted)
-        result["status"] = "FINISHED"
+        execute(job, memory, received, restarted)
+        result["status"] = "PRUNED" if result.pop("pruned", False) else "FINISHED"
     except KeyboardInterrupt as stop:
         interrupts.ending()
         result |= {"status": "KILLED", "error": str(stop) or "interrupted by Ctrl-C"}
@@ -167,7 +197,8 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         result["error"] = str(error)
         raise
     finally:
-        drawing.shutdown(wait=result["status"] == "FINISHED")
+        is_done = result["status"] in DONE
+        drawing.shutdown(wait=is_done)
         if follower is not None:
             follower.close()
         screen.stop()
@@ -176,12 +207,27 @@ def launch(request: Request, prepared: Prepared, record: RunRecord, screen: Scre
         result["run_id"] = record.run_id  # a store that did not answer at the start may have done since
         mask_logs(run_dir)
         write_result(run_dir, result)
+        describe_result(record, result, plan)
         close_record(record, run_dir, result["status"], result.get("error"), screen.line)
-        if result["status"] != "FINISHED":
+        if not is_done:
             screen.line(how_to_go_on(record.run_id, run_dir))
     best = retention.best(run_dir / "checkpoints", plan.goal.maximise)
     screen.finished(result, record.uri, best)
     return result
+
+
+def describe_result(record: RunRecord, result: Result, plan: Plan) -> None:
+    """What a run came to, where runs are compared with each other."""
+    tags = {"runner.status": result["status"]}
+    if result["weights_sha256"]:
+        tags["runner.weights_sha256"] = result["weights_sha256"]
+    if result["status"] == "PRUNED":
+        epochs = plan.total_steps / plan.steps_per_epoch
+        tags["runner.pruned"] = f"after {result['metrics']['epoch']:.4g} of {epochs:.4g} epochs"
+    record.set_tags(tags)
+    best = {f"best/{key}": value for key, value in result["best"].items() if key.startswith("val/")}
+    step = round(result["metrics"].get("epoch", 0) * plan.steps_per_epoch)
+    record.log_metrics({**best, "seconds/total": result["seconds"]["total"]}, step)
 
 
 def draw(run_dir: Path, history: list[dict[str, float]], examined: dict[str, Any], screen: Screen) -> None:
