@@ -142,8 +142,9 @@ class Jobs:
     ) -> dict[int, float | None]:
         """Called by the launcher, for a sweeper of somebody else's once a batch; the monitored values by job."""
         sweep = Sweep(compose, self._roots, folder, self._screen, first)
-        self._code = max(self._code, sweep.run(typed, open_source))
-        return sweep.values()
+        code, values = sweep.run(typed, open_source)
+        self._code = max(self._code, code)
+        return values
 
     def finish(self) -> int:
         if self._error is not None:

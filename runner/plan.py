@@ -67,6 +67,11 @@ class Goal:
         return than is None or sign * value > sign * than + by
 
 
+def goal_of(experiment: Experiment) -> Goal:
+    checkpoint, trainer = experiment.checkpoint, experiment.trainer
+    return Goal(checkpoint.monitor, checkpoint.mode is Mode.max, trainer.patience, trainer.min_delta)
+
+
 @dataclass(frozen=True)
 class Position:
     """Where a training stands: epochs and steps that are done, and the rows used of the epoch that has begun."""
@@ -226,7 +231,6 @@ def make_plan(
         )
     if trainer.limit_batches is not None:
         steps = min(steps, trainer.limit_batches)
-    checkpoint = experiment.checkpoint
     plan = Plan(
         resources=resources,
         batch_size=trainer.batch_size,
@@ -243,7 +247,7 @@ def make_plan(
         in_features=data.in_features,
         out_features=data.out_features,
         learning_rate=learning_rate,
-        goal=Goal(checkpoint.monitor, checkpoint.mode is Mode.max, trainer.patience, trainer.min_delta),
+        goal=goal_of(experiment),
         drop_last=experiment.dataset.drop_last,
     )
     plan = _lengths(plan, trainer.max_steps, position)

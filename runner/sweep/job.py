@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -84,31 +84,50 @@ def load(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: Path, k
 def check(job: SweepJob, known: Known) -> SweepJob:
     """What can be known of it before a launch. Raises RunnerError that names it."""
     with _named(job.trial):
-        prepared = prepare.prepare(job.request, known=known)
+        request = job.request if job.action is Action.RESUME else aside(job).request
+        prepared = prepare.prepare(request, known=known)
     return replace(job, prepared=replace(prepared, data=None))  # type: ignore[arg-type]  # loaded again when it runs
 
 
-def compared(job: SweepJob, found: Sequence[Found], retry_failed: bool) -> SweepJob:
-    """With what is to be done, as earlier runs of the same identity have it; newest first."""
-    mine = [run for run in found if run.tags.get(IDENTITY) == job.identity and CACHED not in run.tags]
-    for run in mine:
+def compared(job: SweepJob, found: Sequence[Found], mine: Collection[str], retry_failed: bool) -> SweepJob:
+    """With what is to be done, as earlier runs, newest first, have it; `mine` are the ids of those of this sweep, which alone
+    are gone on with."""
+    runs = [run for run in found if run.tags.get(IDENTITY) == job.identity and CACHED not in run.tags]
+    for run in runs:
         if status_of(run) == FINISHED:
             return replace(job, action=Action.CACHED, earlier=run)
-    for run in mine:
+    for run in runs:
         run_dir, status = Path(run.tags.get("runner.run_dir", "")), status_of(run)
-        was_lost = run.tags.get("runner.error", "").startswith(DRIVER_LOST)
-        if status == FAILED and not was_lost and not retry_failed:
+        if status == FAILED and not retry_failed:
             return replace(job, action=Action.LEAVE, earlier=run)
-        if (run_dir / run_folder.RUN).exists() and run_folder.is_free(run_dir):
+        if run.run_id in mine and (run_dir / run_folder.RUN).exists() and run_folder.is_free(run_dir):
             request = replace(job.request, run_dir=run_dir, resumes=RunFile.read(run_dir))
             return replace(job, action=Action.RESUME, earlier=run, request=request)
-    return job
+    return aside(job)
+
+
+def aside(job: SweepJob) -> SweepJob:
+    """In a folder that holds no other run."""
+    folder, again = job.request.run_dir, 0
+    while (folder / run_folder.RUN).exists():
+        again += 1
+        folder = job.request.run_dir.with_name(f"{job.trial.number}-{again}")
+    return replace(job, request=replace(job.request, run_dir=folder))
+
+
+def line(job: SweepJob) -> str:
+    """What is to be done, with its plan."""
+    assert job.prepared is not None
+    run = f" (run {job.earlier.run_id})" if job.earlier else ""
+    said = f"job {job.trial.number}  {' '.join(job.request.overrides)}  {job.action.value}{run}"
+    return f"{said}  {'; '.join(job.prepared.plan.lines())}"
 
 
 def status_of(run: Found) -> str:
     """FINISHED, PRUNED, FAILED or KILLED; a run whose driver was killed is KILLED."""
     status = run.tags.get(STATUS) or run.status
-    return status if status in (FINISHED, PRUNED, FAILED) else KILLED
+    was_lost = run.tags.get("runner.error", "").startswith(DRIVER_LOST)
+    return status if status in (FINISHED, PRUNED, FAILED) and not was_lost else KILLED
 
 
 @contextmanager

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.recording import finish_delivery
-from runner.run_folder import locked
+from runner.run_folder import Result, locked
 from runner.schema import Backend, Experiment
-from runner.sweep.job import CACHED, JOB, OVERRIDES, SweepJob, status_of
+from runner.sweep.job import CACHED, JOB, OVERRIDES, STATUS, SweepJob, status_of
 from runner.sweep.source import Trial
-from runner.tracking import NullRecord, Outcome, RunRecord, open_record, reopen_record, store_uri
+from runner.tracking import NullRecord, RunRecord, open_record, reopen_record, store_uri
 from runner.tracking.found import Found, find, history
 
 SWEEP, KIND = "runner.sweep", "multirun"
@@ -78,6 +78,7 @@ class Parent:
     folder: Path
     record: RunRecord
     say: Say
+    _outputs: Path
     _open: ExitStack
 
     @classmethod
@@ -88,7 +89,7 @@ class Parent:
         tracking = experiment.tracking
         with ExitStack() as opening:
             if tracking.backend is Backend.none:
-                return cls(folder, NullRecord(), say, opening.pop_all())
+                return cls(folder, NullRecord(), say, outputs, opening.pop_all())
             opening.enter_context(locked(folder, seconds=2.0))  # or its spool would seem left over
             if store.parent is not None:
                 record = reopen_record(tracking, outputs, folder, store.parent.run_id, say)
@@ -103,34 +104,41 @@ class Parent:
                     SWEEP: sweep,
                 }
             )
-            return cls(folder, record, say, opening.pop_all())
+            return cls(folder, record, say, outputs, opening.pop_all())
 
     @property
     def run_id(self) -> str | None:
         """What its jobs are children of; the folder while the store does not answer."""
         return self.record.run_id or (str(self.folder) if self.record.uri else None)
 
-    def adopt(self, job: SweepJob, outputs: Path) -> Outcome:
-        """A child run that shows what another sweep's run came to."""
-        assert job.earlier is not None
-        earlier = job.earlier
-        folder = self.folder / str(job.trial.number)
-        record = open_record(
-            job.experiment.tracking, outputs, folder, f"{self.folder.name}-{job.trial.number}", self.run_id
-        )
-        kept = {key: value for key, value in earlier.tags.items() if key in ("runner.status", "runner.error")}
-        record.set_tags(
-            {
-                **job.request.tags,
-                **kept,
-                "runner.run_dir": earlier.tags["runner.run_dir"],
-                CACHED: earlier.run_id,
-            }
-        )
+    def earlier(self, job: SweepJob) -> Result:
+        """What a job came to that is not run again; where it was one of another sweep, a child run of this one shows it."""
+        run = job.earlier
+        assert run is not None
+        if run.tags.get("mlflow.parentRunId") != self.record.run_id:
+            self._adopt(job, run)
+        shown = run.metrics.items()
+        best = {key.removeprefix("best/"): value for key, value in shown if key.startswith("best/")}
+        result: Result = {
+            "run_id": run.run_id,
+            "status": status_of(run),
+            "best": best,
+            "metrics": run.metrics,
+        }
+        return {**result, "error": run.tags["runner.error"]} if "runner.error" in run.tags else result
+
+    def _adopt(self, job: SweepJob, run: Found) -> None:
+        number, tracking = job.trial.number, job.experiment.tracking
+        name, folder = f"{self.folder.name}-{number}", self.folder / str(number)
+        record = open_record(tracking, self._outputs, folder, name, self.run_id)
+        kept = {
+            key: value for key, value in run.tags.items() if key in (STATUS, "runner.error", "runner.run_dir")
+        }
+        record.set_tags({**job.request.tags, **kept, CACHED: run.run_id})
         shown = ("best/", "seconds/total", "epoch")
-        record.log_metrics({key: value for key, value in earlier.metrics.items() if key.startswith(shown)})
-        record.finish(earlier.status)
-        return record.close()
+        record.log_metrics({key: value for key, value in run.metrics.items() if key.startswith(shown)})
+        record.finish(run.status)
+        record.close()
 
     def close(self, status: str, at_most: float | None) -> None:
         self.record.finish(status)
@@ -144,8 +152,3 @@ def folder_of(store: Store, folder: Path) -> Path:
         return folder
     known = Path(store.parent.tags.get("runner.run_dir", ""))
     return known if known.is_dir() else folder
-
-
-def own(jobs: Sequence[Found], job: SweepJob) -> bool:
-    """Whether the run that a job has is a child of this sweep."""
-    return job.earlier is not None and any(run.run_id == job.earlier.run_id for run in jobs)

@@ -31,7 +31,7 @@ class Pool:
         self._changed = threading.Condition()
         self._sessions: list[Session] = []  # open ones, idle or busy
         self._busy: set[int] = set()  # their ids
-        self._waiting: list[object] = []  # first come, first served
+        self._waiting: list[int] = []  # the numbers of jobs: the lowest is served first
         self._stopping = threading.Event()
         self._memories: dict[int, tuple[Data, Any]] = {}  # the last data set in Ray's memory, by identity
 
@@ -42,6 +42,7 @@ class Pool:
         data: Data,
         received: Received,
         restarted: Restarted,
+        number: int,
         began: Callable[[Job], Job],
         is_pruned: Answer | None = None,
     ) -> None:
@@ -55,7 +56,7 @@ class Pool:
         )  # Horovod writes one for as long as it runs
         kind = Kind.of(experiment, job.plan.resources, job.run_dir if is_alone else None)
         count = 0
-        with self._session(experiment, kind) as held:
+        with self._session(number, experiment, kind) as held:
             reference = self._share(memory, data)
             job = began(job)
             while True:
@@ -106,21 +107,20 @@ class Pool:
         return max(1, min([int(each) for each in fit] + ([self._at_most] if self._at_most else [])))
 
     @contextmanager
-    def _session(self, experiment: Experiment, kind: Kind) -> Iterator[list[Session]]:
+    def _session(self, number: int, experiment: Experiment, kind: Kind) -> Iterator[list[Session]]:
         """One of this kind, for this thread alone, which may put another one in its place."""
-        ticket = object()
         with self._changed:
-            self._waiting.append(ticket)
+            self._waiting.append(number)
             try:
                 while (
-                    session := self._found(experiment, kind) if self._waiting[0] is ticket else None
+                    session := self._found(experiment, kind) if min(self._waiting) == number else None
                 ) is None:
                     if self._stopping.is_set():
                         raise KeyboardInterrupt
                     self._changed.wait()
                 self._busy.add(id(session))
             finally:
-                self._waiting.remove(ticket)
+                self._waiting.remove(number)
                 self._changed.notify_all()
         held = [session]
         try:

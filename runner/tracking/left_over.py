@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runner.tracking import Outcome
-from runner.tracking.spool import DRIVER, WRITERS, Address, Spool
+from runner.tracking.spool import DRIVER, WRITERS, Address, Entry, Spool
 
 
 def has_left(folder: Path) -> bool:
@@ -17,12 +17,20 @@ def has_left(folder: Path) -> bool:
 
 def end_lost_run(folder: Path, uri: str, run_id: str | None, error: str) -> None:
     """Say in the spool that a run whose driver is gone has FAILED, unless MLflow says by then that it has ended."""
+    end = round(time.time() * 1000)
+    entry = {"kind": "status", "status": "FAILED", "error": error, "end": end, "only_if_running": True}
+    _add(folder, uri, run_id, entry)
+
+
+def add_artifact(folder: Path, uri: str, run_id: str | None, name: str) -> None:
+    """What was made of a run after its end: a file or folder in that of the run."""
+    _add(folder, uri, run_id, {"kind": "artifact", "path": name})
+
+
+def _add(folder: Path, uri: str, run_id: str | None, entry: Entry) -> None:
     if Address.read(folder) is None:
         Address(uri, run_id).write(folder)
-    end = round(time.time() * 1000)
-    Spool(folder, DRIVER).append(
-        {"kind": "status", "status": "FAILED", "error": error, "end": end, "only_if_running": True}
-    )
+    Spool(folder, DRIVER).append(entry)
 
 
 def deliver_left(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ CREATING_SECONDS = 5.0  # for a store's first tables
 DONE = ("FINISHED", "PRUNED")  # of a training that ended as it was to
 Received = Callable[[dict[str, Any]], None]
 Restarted = Callable[[int, str], None]
+DrawsLater = Callable[[Callable[[], None]], None]
 Execute = Callable[["Job", "Memory", Received, Restarted], None]
 
 
@@ -61,13 +63,15 @@ def train(request: Request, screen: Screen) -> Result:
         return launch(request, prepared, record, screen, clock, horovod_trainer_run)
 
 
-def train_job(request: Request, prepared: Prepared, screen: Screen, execute: Execute) -> Result:
-    """A job of a sweep, which has started Ray: the same, by what executes it."""
+def train_job(
+    request: Request, prepared: Prepared, screen: Screen, execute: Execute, draws_later: DrawsLater | None
+) -> Result:
+    """A job of a sweep, which has started Ray: the same, by what executes it; `draws_later` is given what draws its plots."""
     clock = Clock()
     with (locked if request.resumes is None else take)(request.run_dir):
         with clock.phase("start"):
             record = open_run(request, prepared.plan, screen.line, threading.Event())
-        return launch(request, prepared, record, screen, clock, execute)
+        return launch(request, prepared, record, screen, clock, execute, draws_later)
 
 
 def horovod_trainer_run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> None:
@@ -123,6 +127,7 @@ def launch(
     screen: Screen,
     clock: Clock,
     execute: Execute,
+    draws_later: DrawsLater | None = None,
 ) -> Result:
     """Hand the job to the executor; whatever happens, the run gets its true status and result.json."""
     from runner import retention
@@ -175,7 +180,8 @@ def launch(
         if "started" in values:
             clock.seconds["launch"] = values.pop("started") - launched
         if "examined" in values:  # drawn while rank 0 stores the model and Ray ends the workers
-            drawing.submit(draw, run_dir, history, values.pop("examined"), screen)
+            drawn = partial(draw, run_dir, list(history), values.pop("examined"), screen)
+            draws_later(drawn) if draws_later else drawing.submit(drawn)
         clock.seconds |= values.pop("seconds", {})
         result.update(values)
 

@@ -1,0 +1,167 @@
+"""The jobs of a sweep while they run: which is next, who trains it, how it ended."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.known import Known
+from runner.prepare import Prepared
+from runner.report.console import metrics_line
+from runner.report.sweep_screen import JobScreen, SweepScreen
+from runner.run_folder import Result, write_composed
+from runner.schema import Experiment
+from runner.sweep.best import Best
+from runner.sweep.job import SweepJob
+from runner.sweep.parent import Parent
+from runner.sweep.pool import Pool
+from runner.sweep.source import FAILED, KILLED, Source, Trial
+from runner.sweep_schema import Method, Models, OnFailure
+from runner.verbs.train import train_job
+from runner.worker import Job, Memory
+
+STOP_SECONDS = 4.0  # for an interrupted job to end
+THREADS = 64
+CLOSING = 4  # jobs that may wait for MLflow while others train
+
+
+class Execution:
+    """`checked` makes a job of a trial that the source gives later; `known` are those of before. A job that has no `prepared` was
+    done before. Without a pool there are no others."""
+
+    def __init__(
+        self,
+        settings: Experiment,
+        source: Source,
+        known: Iterable[SweepJob],
+        checked: Callable[[Trial], SweepJob],
+        found: Known,
+        parent: Parent,
+        pool: Pool | None,
+        example: Prepared,
+        screen: SweepScreen,
+    ) -> None:
+        self.results: dict[int, tuple[SweepJob, Result]] = {}
+        self.best = Best(example.plan.goal)
+        self._settings, self._source, self._waiting, self._checked = settings, source, deque(known), checked
+        self._found, self._parent, self._pool = found, parent, pool
+        self._example, self._screen = example, screen
+        self._lock = threading.Lock()  # of the source
+        self._ended: SimpleQueue[tuple[SweepJob, Result]] = SimpleQueue()
+        self._active = 0  # jobs that are not in `results` yet
+        # Prepared while others train; but what tpe tries next depends on how they end.
+        self._ahead = 0 if settings.search.method is Method.tpe else 1 + CLOSING
+        self._prunes = settings.search.method is Method.asha
+
+    def run(self) -> None:
+        """All of them. Raises what asking for the next one raises, and KeyboardInterrupt: then call `stop`."""
+        is_stopped = False
+        threads = ThreadPoolExecutor(THREADS, "job")
+        try:
+            while True:
+                while not is_stopped and (job := self._next()):
+                    if job.prepared is None:
+                        self._ended.put((job, self._parent.earlier(job)))
+                    else:
+                        row = self._screen.job(job.trial.number, job.request.overrides)
+                        threads.submit(self._run, job, job.prepared, row)
+                    self._active += 1
+                if not self._active:
+                    return
+                job, result = self._next_ended()
+                self.best.offer(result["best"].get(job.monitor))
+                with self._lock:
+                    self._source.told(job.told(result))
+                self._show(job, result)
+                stops = self._settings.sweep.on_failure is OnFailure["stop"]
+                is_stopped |= stops and result["status"] == FAILED
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def stop(self) -> None:
+        """What runs ends as KILLED, in seconds."""
+        if self._pool is not None:
+            self._pool.stop()
+        with suppress(Empty):
+            while self._active:
+                self._next_ended(STOP_SECONDS)
+
+    def _next(self) -> SweepJob | None:
+        """The next job, if there is room for it."""
+        if self._pool is not None:
+            first = self._waiting[0].prepared if self._waiting else None
+            resources = (first or self._example).plan.resources
+            if self._active >= self._pool.room(resources) + self._ahead:
+                return None
+        if self._waiting:
+            return self._waiting.popleft()
+        with self._lock:
+            trial = self._source.next()
+        if trial is None:
+            return None
+        with self._screen.held():  # the check sends this process's output elsewhere
+            return self._checked(trial)
+
+    def _next_ended(self, seconds: float | None = None) -> tuple[SweepJob, Result]:
+        job, result = self._ended.get(timeout=seconds)
+        self._active -= 1
+        self.results[job.trial.number] = job, result
+        return job, result
+
+    def _show(self, job: SweepJob, result: Result) -> None:
+        metrics = result["best"] or result["metrics"]
+        validation = {key: value for key, value in metrics.items() if key.startswith("val/")}
+        status = job.action.value if job.prepared is None else result["status"]
+        outcome = result.get("error") or metrics_line(validation)
+        self._screen.ended(job.trial.number, job.request.overrides, status, outcome)
+
+    def _run(self, job: SweepJob, prepared: Prepared, screen: JobScreen) -> None:
+        """In a thread of its own: a job from its record to its end."""
+        try:
+            result = self._train(job, prepared, screen)
+        except KeyboardInterrupt:
+            result = {"status": KILLED, "error": "interrupted"}
+        except Exception as error:  # noqa: BLE001 (the other jobs run on)
+            if not isinstance(error, RunnerError):
+                screen.line("".join(traceback.format_exception(error)))
+            result = {"status": FAILED, "error": str(error)}
+        self._ended.put((job, {"run_id": None, "best": {}, "metrics": {}, **result}))
+
+    def _train(self, job: SweepJob, prepared: Prepared, screen: JobScreen) -> Result:
+        assert self._pool is not None
+        pool, number, monitor = self._pool, job.trial.number, job.monitor
+        data = self._found.data(job.experiment)
+        request = replace(job.request, parent_run_id=self._parent.run_id)
+        write_composed(request.run_dir / ".hydra", request.yaml, request.overrides)
+        keeps_all = self._settings.sweep.models is Models.all
+        history: list[dict[str, float]] = []
+
+        def began(ranks: Job) -> Job:
+            screen.began()
+            return ranks if keeps_all else replace(ranks, to_beat=self.best.value)
+
+        def is_pruned(metrics: dict[str, float]) -> bool:
+            with self._lock:
+                return self._source.prunes(number, metrics["epoch"], metrics[monitor])
+
+        def execute(ranks: Job, memory: Memory, received: Any, restarted: Any) -> None:
+            def heard(values: dict[str, Any]) -> None:
+                history.extend(values.get("history", ()))
+                self.best.offer(values.get("best", {}).get(monitor))
+                received(values)
+
+            asks = is_pruned if self._prunes else None
+            pool.train(ranks, memory, data, heard, restarted, number, began, asks)
+
+        draws_later = None if keeps_all else partial(self.best.keep, number)
+        result = train_job(request, replace(prepared, data=data), screen, execute, draws_later)
+        return {**result, "history": history}
