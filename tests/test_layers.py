@@ -40,6 +40,7 @@ FOREIGN = {
     "hydra": ("config.py", "reword.py", "__main__.py", "sweep/"),
     "omegaconf": ("config.py", "reword.py", "__main__.py", "sweep/"),
     "mlflow": ("tracking/",),
+    "optuna": ("sweep/",),
     "horovod": ("communicator.py", "preflight.py", "executors/"),
     "lightning": (),  # LightningModules are known by their methods
 }
@@ -100,7 +101,12 @@ def test_a_package_is_known_in_its_own_rooms_only(package):
 
 @pytest.mark.parametrize("path", MODULES, ids=short)
 def test_what_takes_seconds_to_import_is_imported_where_it_is_used(path):
-    slow = {name.split(".")[0] for name in imports(path, top_level_only=True)} & {"ray", "mlflow", "horovod"}
+    slow = {name.split(".")[0] for name in imports(path, top_level_only=True)} & {
+        "ray",
+        "mlflow",
+        "horovod",
+        "optuna",
+    }
     # Tune's Callback is a base class; the file is imported inside the executor's function.
     assert slow == ({"ray"} if path.name == "receiver.py" else set())
 
