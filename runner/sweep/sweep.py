@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from runner import interrupts, prepare
+from runner import interrupts, prepare, secrets
 from runner.executors import ray_cluster
 from runner.identity import is_immaterial
 from runner.known import Known
@@ -46,7 +46,8 @@ class Sweep:
         self._store = Store.open(settings, self._outputs, name, self._screen.line)
         self._folder = folder_of(self._store, self._folder)
         with_values = settings.search.method is Method.asha
-        source = open_source(settings, self._store.trials(self._first.monitor, with_values))
+        earlier = self._store.trials(self._first.monitor, with_values, settings.sweep.retry_failed)
+        source = open_source(settings, earlier)
         known = [self._compared(trial) for trial in _all(source)]
         if settings.sweep.dry_run:
             for job in known:
@@ -56,9 +57,13 @@ class Sweep:
         example = next((job.prepared for job in known if job.prepared), None)
         example = example or jobs.check(jobs.aside(self._first), self._known).prepared
         assert example is not None
-        screen = SweepScreen(self._screen, source.total)
+        common = set(self._first.request.overrides) & set(secrets.masked(tuple(typed)))
+        done = 0 if isinstance(source, Listed) else sum(trial.status is not None for trial in earlier)
+        screen = SweepScreen(self._screen, source.total - done)
         pool, parent = self._start(known, name, example)
-        execution = Execution(settings, source, known, self._next, self._known, parent, pool, example, screen)
+        execution = Execution(
+            settings, source, known, self._next, self._known, parent, pool, example, common, screen
+        )
         screen.start()
         status = None
         try:
