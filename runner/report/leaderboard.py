@@ -1,0 +1,282 @@
+"""The jobs of a sweep, best first: as rows, as a table on screen and as CSV. Pure, but for a look at which logs are there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.rank_log import log_path
+from runner.report.console import Screen, relative
+from runner.report.page import number
+from runner.schema import Mode
+from runner.secrets import masked
+from runner.tracking.found import Found
+from runner.tracking.mlflow import clean
+
+BEST = "best/"  # metrics: the monitored one at its best, and others of that epoch
+LOST = ("FAILED", "KILLED")
+MISSING = "–"
+REMOVED = "(removed)"  # by an override ~key
+SHOWN = 20  # rows on screen
+OTHERS_SHOWN = 2  # other metrics on screen
+WIDEST = 32  # characters of a value on screen
+LARGEST = 1e300  # MLflow's SQL stores keep infinity as the largest number they have
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job, as far as it has come."""
+
+    number: int
+    asked: tuple[str, ...] = ()  # its overrides, as a command line would have them
+    status: str = "RUNNING"  # FINISHED, PRUNED, FAILED, KILLED or RUNNING
+    value: float | None = None  # best of the monitored metric; None where nothing finite was measured
+    metrics: Mapping[str, float] = field(default_factory=dict)  # others at that epoch, by name
+    epochs: float | None = None  # trained
+    seconds: float | None = None
+    run_id: str | None = None
+    reason: str | None = None  # why it failed, or when it was pruned
+    log: str | None = None  # of the rank that failed
+    cached: str | None = None  # run id of the earlier run whose result this is
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Value by key, both as text; a group's option by the group's name."""
+        return dict(map(_override, self.asked))
+
+    @property
+    def is_lost(self) -> bool:
+        return self.status in LOST
+
+    @property
+    def outcome(self) -> str:
+        """Its status in words."""
+        if self.status == "PRUNED" and self.reason:
+            return f"PRUNED {self.reason}"
+        return f"{self.status} (cached)" if self.cached else self.status
+
+
+@dataclass(frozen=True)
+class Board:
+    """A sweep's jobs in order: the best first, then those without a value, then the failed ones by their numbers."""
+
+    title: str
+    run_id: str | None  # of the sweep
+    monitor: str
+    mode: Mode
+    rows: tuple[Row, ...]
+
+    @property
+    def ranked(self) -> list[Row]:
+        """The rows that have a place: those that did not fail and measured something, best first."""
+        return [row for row in self.rows if row.value is not None and not row.is_lost]
+
+    @property
+    def lost(self) -> list[Row]:
+        return [row for row in self.rows if row.is_lost]
+
+    @property
+    def keys(self) -> list[str]:
+        """Of all overrides."""
+        return list(dict.fromkeys(key for row in _by_number(self.rows) for key in row.overrides))
+
+    @property
+    def columns(self) -> list[str]:
+        """The overrides that are not the same in all jobs."""
+        overrides = [row.overrides for row in self.rows]
+        return [key for key in self.keys if len({each.get(key) for each in overrides}) > 1]
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the metrics besides the monitored one."""
+        return list(dict.fromkeys(name for row in _by_number(self.rows) for name in row.metrics))
+
+    @property
+    def direction(self) -> str:
+        return "higher is better" if self.mode is Mode.max else "lower is better"
+
+    @property
+    def counts(self) -> str:
+        """16 jobs: 13 finished, 2 pruned, 1 failed"""
+        found = Counter(row.status for row in self.rows)
+        known = [status for status in ("FINISHED", "PRUNED", "RUNNING", "FAILED", "KILLED") if found[status]]
+        jobs = "1 job" if len(self.rows) == 1 else f"{len(self.rows)} jobs"
+        return f"{jobs}: {', '.join(f'{found[status]} {status.lower()}' for status in known)}"
+
+
+def board(title: str, run_id: str | None, monitor: str, mode: Mode, rows: Iterable[Row]) -> Board:
+    """The rows in order, without secrets: from here on nothing needs to be masked."""
+    sign = 1 if mode is Mode.min else -1
+
+    def place(row: Row) -> tuple[float, ...]:
+        if row.is_lost:
+            return 2, row.number
+        return (1, row.number) if row.value is None else (0, sign * row.value, row.number)
+
+    return masked(Board(title, run_id, monitor, mode, tuple(sorted(rows, key=place))))
+
+
+def rows_of(children: Sequence[Found], monitor: str) -> list[Row]:
+    """Of a sweep's child runs, newest first: where a job was trained again, its newest run stands for it."""
+    jobs: dict[int, Row] = {}
+    for child in children:
+        if child.tags.get("runner.job", "").isdecimal():
+            jobs.setdefault(int(child.tags["runner.job"]), _of_run(child, monitor))
+    return list(jobs.values())
+
+
+def row_of(job: int, asked: Sequence[str], result: Mapping[str, Any], run_dir: Path, monitor: str) -> Row:
+    """Of what a job's result.json says: the same row without a store."""
+    best = result.get("best", {})
+    metrics = {name: best[name] for name in best if name.startswith("val/") or name == monitor}
+    reason = result.get("error") or result.get("pruned")
+    return Row(
+        number=job,
+        asked=tuple(asked),
+        status=result["status"],
+        value=_finite(metrics.pop(monitor, None)),
+        metrics=metrics,
+        epochs=result.get("metrics", {}).get("epoch"),
+        seconds=result.get("seconds", {}).get("total"),
+        run_id=result.get("run_id"),
+        reason=reason,
+        log=_log(run_dir, reason) if result["status"] in LOST else None,
+        cached=result.get("cached"),
+    )
+
+
+def show(board: Board, screen: Screen) -> None:
+    """The best SHOWN rows, how many more there are, and every job that failed."""
+    screen.table(f"leaderboard of {board.title}: best {board.monitor}, {board.direction}", *table(board))
+    for line in below(board):
+        screen.line(line)
+
+
+def table(board: Board) -> tuple[list[str], list[list[str]]]:
+    """Header and rows on screen; failed jobs are not among them."""
+    columns, others = board.columns, board.others[:OTHERS_SHOWN]
+    shown = [row for row in board.rows if not row.is_lost][:SHOWN]
+    header = ["", "job", *columns, board.monitor, *others, "epochs", "time", "status"]
+    lines = []
+    for place, row in enumerate(shown, start=1):
+        overrides = row.overrides
+        lines.append(
+            [
+                str(place) if row.value is not None else MISSING,
+                str(row.number),
+                *(cut(overrides.get(key, MISSING)) for key in columns),
+                number(row.value),
+                *(number(row.metrics.get(name)) for name in others),
+                number(row.epochs),
+                duration(row.seconds),
+                row.outcome,
+            ]
+        )
+    return header, lines
+
+
+def below(board: Board) -> list[str]:
+    """What stands under the table."""
+    more = len(board.rows) - len(board.lost) - SHOWN
+    lines = [f"… and {more} more"] if more > 0 else []
+    lines.append(board.counts)
+    columns = board.columns
+    for row in board.lost:
+        chosen = " ".join(f"{key}={cut(row.overrides[key])}" for key in columns if key in row.overrides)
+        said = row.reason or "it left no reason"
+        log = f"  log {relative(Path(row.log))}" if row.log else ""
+        lines.append(f"job {row.number} {row.status}: {said}  [{chosen}]{log}")
+    return lines
+
+
+def to_csv(board: Board) -> str:
+    """All rows with all overrides; numbers in full."""
+    keys, others = board.keys, board.others
+    text = io.StringIO()
+    writer = csv.writer(text)
+    last = ("epochs", "seconds", "run_id", "cached", "reason", "log")
+    writer.writerow(["rank", "job", "status", *keys, board.monitor, *others, *last])
+    ranks = {row.number: place for place, row in enumerate(board.ranked, start=1)}
+    for row in board.rows:
+        overrides = [row.overrides.get(key) for key in keys]
+        metrics = [row.metrics.get(name) for name in others]
+        end = [getattr(row, name) for name in last]
+        writer.writerow(
+            [ranks.get(row.number), row.number, row.status, *overrides, row.value, *metrics, *end]
+        )
+    return text.getvalue()
+
+
+def cut(text: str, length: int = WIDEST) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def duration(seconds: float | None) -> str:
+    """48 s, 3.4 min, 2.1 h"""
+    if seconds is None:
+        return MISSING
+    if seconds < 99.5:
+        return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _of_run(child: Found, monitor: str) -> Row:
+    tags = child.tags
+    best = {
+        name.removeprefix(BEST): value
+        for name, value in child.metrics.items()
+        if name.startswith(BEST) and name != f"{BEST}epoch"
+    }
+    status = tags.get("runner.status", child.status)
+    reason = tags.get("runner.error") or tags.get("runner.pruned")
+    return Row(
+        number=int(tags["runner.job"]),
+        asked=_texts(tags.get("runner.overrides", "[]")),
+        status=status,
+        value=_finite(best.pop(clean(monitor), None)),
+        metrics=best,
+        epochs=child.metrics.get("epoch"),
+        seconds=child.metrics.get("seconds/total"),
+        run_id=child.run_id,
+        reason=reason,
+        log=_log(Path(tags.get("runner.run_dir", "")), reason) if status in LOST else None,
+        cached=tags.get("runner.cached"),
+    )
+
+
+def _texts(written: str) -> tuple[str, ...]:
+    """A JSON list of texts; () of what is none, such as a tag that the store has cut."""
+    try:
+        found = json.loads(written)
+    except ValueError:
+        return ()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _override(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key.lstrip("+~"), REMOVED if key.startswith("~") else value
+
+
+def _log(run_dir: Path, reason: str | None) -> str | None:
+    """Of the rank that the reason names, else of rank 0; None where a job has none, or its folder is elsewhere."""
+    named = re.match(r"rank (\d+)", reason or "")
+    ranks = [int(named[1])] if named else []
+    logs = [log_path(run_dir, rank) for rank in (*ranks, 0)]
+    return next((str(log) for log in logs if log.is_file()), None)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) and abs(value) < LARGEST else None
+
+
+def _by_number(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row.number)
