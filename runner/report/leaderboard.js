@@ -102,7 +102,7 @@
     const list = document.createElement("dl");
     [...row.cells].forEach((cell, index) => {
       const what = names[index];
-      if (!what || what === "run" || cell.textContent === "" || cell.textContent === "–") return;
+      if (cell.classList.contains("id") || cell.textContent === "" || cell.textContent === "–") return;
       const term = document.createElement("dt"), told = document.createElement("dd");
       term.textContent = what;
       told.textContent = cell.textContent;

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Row:
     log: str | None = None  # of the rank that failed
     cached: str | None = None  # run id of the earlier run whose result this is
 
-    @property
+    @cached_property
     def overrides(self) -> dict[str, str]:
         """Value by key, both as text; a group's option by the group's name."""
         return dict(map(_override, self.asked))
@@ -74,27 +75,27 @@ class Board:
     mode: Mode
     rows: tuple[Row, ...]
 
-    @property
+    @cached_property
     def ranked(self) -> list[Row]:
         """The rows that have a place: those that did not fail and measured something, best first."""
         return [row for row in self.rows if row.value is not None and not row.is_lost]
 
-    @property
+    @cached_property
     def lost(self) -> list[Row]:
         return [row for row in self.rows if row.is_lost]
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """Of all overrides."""
         return list(dict.fromkeys(key for row in _by_number(self.rows) for key in row.overrides))
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """The overrides that are not the same in all jobs."""
         overrides = [row.overrides for row in self.rows]
         return [key for key in self.keys if len({each.get(key) for each in overrides}) > 1]
 
-    @property
+    @cached_property
     def others(self) -> list[str]:
         """Names of the metrics besides the monitored one."""
         return list(dict.fromkeys(name for row in _by_number(self.rows) for name in row.metrics))

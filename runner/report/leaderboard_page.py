@@ -18,7 +18,6 @@ from runner.report.leaderboard import MISSING, Board, Row, duration
 from runner.report.leaderboard_axes import medians, parameters
 from runner.report.leaderboard_svg import panels, parallel
 from runner.report.page import number
-from runner.report.scale import as_number
 
 HERE = Path(__file__).parent
 TALL = 20  # rows, from which the table scrolls by itself
@@ -45,7 +44,8 @@ def _header(board: Board) -> str:
     if board.ranked:
         best = board.ranked[0]
         heading = f"{escape(board.monitor)} {number(best.value)}"
-        facts["best job"] = f"{best.number}, {escape(best.outcome)}, {duration(best.seconds)}"
+        took = f", {duration(best.seconds)}" if best.seconds is not None else ""
+        facts["best job"] = f"{best.number}, {escape(best.outcome)}{took}"
         facts["train it again"] = _copied(f"python -m runner {shlex.join(best.asked)}".rstrip())
         if best.run_id:
             facts["its MLflow run"] = _copied(best.run_id)
@@ -61,7 +61,7 @@ def _header(board: Board) -> str:
 
 def _parallel(board: Board) -> str:
     """Of a single parameter its own picture says the same more plainly."""
-    if len(board.columns) < 2:
+    if len(board.columns) < 2 or not board.ranked:
         return ""
     ramp = "".join(
         f'<path class="s{4 - shade}" d="M{13 * shade} 5h12" stroke-width="4"/>' for shade in range(5)
@@ -83,19 +83,15 @@ def _key(kind: str, said: str) -> str:
 
 
 def _table(board: Board) -> str:
+    numeric = {axis.name: axis.is_numeric for axis in parameters(board)}
     heads = [
-        _head("rank", "rank", True),
-        _head("job", "job", True),
-        _head(board.monitor, board.monitor, True),
-        *(_head(axis.name, axis.name, axis.is_numeric) for axis in parameters(board)),
-        *(_head(name, name, True) for name in board.others),
-        _head("epochs", "epochs", True),
-        _head("time", "time", True),
-        _head("status", "status", False),
-        _head("run", "MLflow run", False),
+        *(_head(name, True) for name in ("rank", "job", board.monitor)),
+        *(_head(key, numeric[key]) for key in board.columns),
+        *(_head(name, True) for name in (*board.others, "epochs", "time")),
+        *(_head(name, False) for name in ("status", "MLflow run")),
     ]
     ranks: Mapping[int, int] = {row.number: place for place, row in enumerate(board.ranked, start=1)}
-    rows = "\n".join(_row(board, row, ranks.get(row.number)) for row in board.rows)
+    rows = "\n".join(_row(board, row, ranks.get(row.number), numeric) for row in board.rows)
     tall = " tall" if len(board.rows) > TALL else ""
     return (
         '<section><h2>Leaderboard</h2><div class="bar">'
@@ -105,23 +101,25 @@ def _table(board: Board) -> str:
     )
 
 
-def _head(name: str, shown: str, is_number: bool) -> str:
-    group, _, last = shown.rpartition(".")
+def _head(name: str, is_number: bool) -> str:
+    group, _, last = name.rpartition(".")
     small = f"<small>{escape(group)}.</small>" if group else ""
     return f'<th{" class=number" if is_number else ""} data-name="{escape(name)}">{small}{escape(last)}</th>'
 
 
-def _row(board: Board, row: Row, rank: int | None) -> str:
+def _row(board: Board, row: Row, rank: int | None, numeric: Mapping[str, bool]) -> str:
     kind = "lost" if row.is_lost else "best" if rank == 1 else ""
     overrides = row.overrides
     status = escape(row.outcome)
     if row.is_lost:
         status = f'<span class="failed" title="{escape(row.reason or "")}">{status}</span>'
+    elif row.cached:
+        status = f'<span title="the result of run {escape(row.cached)}">{status}</span>'
     cells = [
         _number(rank, None if rank is None else str(rank)),
         _number(row.number, str(row.number)),
         _number(row.value, number(row.value), "number value"),
-        *(_text(overrides.get(key)) for key in board.columns),
+        *(_text(overrides.get(key), is_number) for key, is_number in numeric.items()),
         *(_number(row.metrics.get(name), number(row.metrics.get(name))) for name in board.others),
         _number(row.epochs, number(row.epochs)),
         _number(row.seconds, duration(row.seconds)),
@@ -133,15 +131,17 @@ def _row(board: Board, row: Row, rank: int | None) -> str:
 
 def _number(value: float | None, shown: str | None, kind: str = "number") -> str:
     """What is sorted by stands beside what is shown."""
-    key = "" if value is None or not math.isfinite(value) else f"{value:.8g}"
+    key = "" if value is None or not math.isfinite(value) else f"{value:.12g}"
     return f'<td class="{kind}" data-v="{key}">{MISSING if key == "" else shown}</td>'
 
 
-def _text(value: str | None) -> str:
-    if value is None:
-        return f'<td class="text" data-v="">{MISSING}</td>'
-    kind = "number" if as_number(value) is not None else "text"
-    return f'<td class="{kind}">{escape(value)}</td>'
+def _text(value: str | None, is_number: bool) -> str:
+    kind = "number" if is_number else "text"
+    return (
+        f'<td class="{kind}" data-v="">{MISSING}</td>'
+        if value is None
+        else f'<td class="{kind}">{escape(value)}</td>'
+    )
 
 
 def _copied(text: str) -> str:
@@ -150,7 +150,7 @@ def _copied(text: str) -> str:
 
 
 def _panels(board: Board) -> str:
-    if not board.columns:
+    if not board.columns or not board.ranked:
         return ""
     drawn = panels(board)
     single = " single" if len(drawn) == 1 else ""

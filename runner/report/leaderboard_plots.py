@@ -35,10 +35,10 @@ STRIP = 0.09  # of a panel's height, for jobs that failed
 
 
 def draw(board: Board, folder: Path) -> None:
-    """Write parallel.png and parameters.png; nothing where no parameter differs."""
+    """Write parallel.png and parameters.png; nothing where no parameter differs or no job has a value."""
     import matplotlib
 
-    if not board.columns:
+    if not board.columns or not board.ranked:
         return
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it tells of its cache
     with matplotlib.rc_context(STYLE):
