@@ -11,7 +11,8 @@ from rich.console import Console
 
 from runner import secrets
 from runner.report.console import Screen
-from runner.report.leaderboard import Row, board, cut, duration, row_of, rows_of, show, to_csv
+from runner.report.leaderboard import Row, board, row_of, rows_of
+from runner.report.leaderboard_table import cut, duration, show, to_csv
 from runner.schema import Mode
 from runner.tracking.found import Found
 
@@ -82,11 +83,11 @@ def shown(rows: list[Row], **settings: object) -> list[str]:
 def test_the_table_word_for_word() -> None:
     assert shown(jobs()) == [
         "── leaderboard of multirun 10-00-00: best val/loss, lower is better",
-        "   job  optimizer.lr  model  val/loss  val/accuracy  epochs  time  status",
-        "1  2    0.01          mlp    0.125     0.95          27      48 s  FINISHED (cached)",
-        "2  0    0.1           cnn    0.25      0.9           27      48 s  FINISHED",
-        "3  3    1             mlp    0.5       –             3       –     PRUNED after 3 of 27 epochs",
-        "–  4    1             cnn    –         –             –       –     RUNNING",
+        "   job  val/loss  optimizer.lr  model  val/accuracy  epochs  time  status",
+        "1  2    0.125     0.01          mlp    0.95          27      48 s  FINISHED (cached)",
+        "2  0    0.25      0.1           cnn    0.9           27      48 s  FINISHED",
+        "3  3    0.5       1             mlp    –             3       –     PRUNED after 3 of 27 epochs",
+        "–  4    –         1             cnn    –             –       –     RUNNING",
         "6 jobs: 2 finished, 1 pruned, 1 running, 1 failed, 1 killed",
         "job 1 FAILED: rank 1: ValueError: no, not so  [optimizer.lr=10 model=cnn]  log /x/rank-1.log",
         "job 5 KILLED: it left no reason  [optimizer.lr=2 model=cnn]",
@@ -107,11 +108,23 @@ def test_of_many_jobs_twenty_are_shown_and_the_failed_ones() -> None:
     assert len(lines) == 34
 
 
-def test_on_a_terminal_the_table_keeps_to_its_width_and_no_text_is_taken_for_style() -> None:
-    rows = [Row(number, (f"a={'[red]wide[/red]' * 9}{number}",), "FINISHED", 0.5) for number in range(3)]
-    lines = shown(rows, force_terminal=True, width=60, color_system=None)
-    assert max(map(len, lines)) == 60
-    assert sum("[red]" in line for line in lines) == 3
+def test_a_terminal_that_is_too_narrow_gets_the_parameters_in_one_column() -> None:
+    style = {"force_terminal": True, "color_system": None}
+    wide = shown(jobs(), width=110, **style)
+    assert wide[2].replace("┃", "").split()[:4] == ["job", "val/loss", "optimizer.lr", "model"]
+    lines = shown(jobs(), width=60, **style)
+    assert lines[3:6] == [
+        "┃   ┃ job ┃ val/loss ┃ overrides        ┃ status           ┃",
+        "┡━━━╇━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩",
+        "│ 1 │ 2   │ 0.125    │ optimizer.lr=0.0 │ FINISHED         │",
+    ]
+    assert max(len(line) for line in lines if line[:1] in "│┃") == 60
+
+
+def test_no_text_is_taken_for_style() -> None:
+    rows = [Row(number, (f"a=[red]wide[/red]{number}",), "FINISHED", 0.5) for number in range(3)]
+    lines = shown(rows, force_terminal=True, width=100, color_system=None)
+    assert sum(f"[red]wide[/red]{number}" in lines[number + 4] for number in range(3)) == 3
 
 
 def test_the_csv_has_all_rows_all_overrides_and_whole_numbers() -> None:

@@ -105,10 +105,10 @@ def test_without_a_name_it_is_the_newest_sweep(store: Store) -> None:
     lines = said(f"tracking.uri={store.uri}")
     assert lines == [
         "── leaderboard of run 30: best val/loss, lower is better",
-        "   job  optimizer.lr  x.token   val/loss  val/f1  epochs  time  status",
-        "1  1    0.1           <secret>  0.25      0.75    3       12 s  FINISHED",
-        "2  0    1             <secret>  0.5       0.75    3       12 s  FINISHED",
-        "3  2    2             –         0.75      –       –       –     PRUNED after 1 of 3 epochs",
+        "   job  val/loss  optimizer.lr  x.token   val/f1  epochs  time  status",
+        "1  1    0.25      0.1           <secret>  0.75    3       12 s  FINISHED",
+        "2  0    0.5       1             <secret>  0.75    3       12 s  FINISHED",
+        "3  2    0.75      2             –         –       –       –     PRUNED after 1 of 3 epochs",
         "4 jobs: 2 finished, 1 pruned, 1 failed",
         "job 3 FAILED: rank 0: ValueError: no  [optimizer.lr=4]",
         f"page {store.folder}/leaderboard/leaderboard.html",

@@ -118,6 +118,11 @@ class Screen:
             table.add_row(*row)
         self._console.print(table, soft_wrap=False)
 
+    @property
+    def width(self) -> int | None:
+        """Characters of the terminal; None elsewhere, where lines may have any length."""
+        return self._console.width if self._console.is_terminal else None
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Aligned; on a terminal within its width."""
         rows = [[mask(cell) for cell in row] for row in rows]  # before they are cut or folded

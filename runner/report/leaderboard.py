@@ -1,9 +1,7 @@
-"""The jobs of a sweep, best first: as rows, as a table on screen and as CSV. Pure, but for a look at which logs are there."""
+"""The jobs of a sweep as rows, best first. Pure, but for a look at which logs are there."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -15,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from runner.rank_log import log_path
-from runner.report.console import Screen, relative
-from runner.report.page import number
 from runner.schema import Mode
 from runner.secrets import masked
 from runner.tracking.found import Found
@@ -24,11 +20,7 @@ from runner.tracking.mlflow import clean
 
 BEST = "best/"  # metrics: the monitored one at its best, and others of that epoch
 LOST = ("FAILED", "KILLED")
-MISSING = "–"
 REMOVED = "(removed)"  # by an override ~key
-SHOWN = 20  # rows on screen
-OTHERS_SHOWN = 2  # other metrics on screen
-WIDEST = 32  # characters of a value on screen
 LARGEST = 1e300  # MLflow's SQL stores keep infinity as the largest number they have
 
 
@@ -152,81 +144,6 @@ def row_of(job: int, asked: Sequence[str], result: Mapping[str, Any], run_dir: P
         log=_log(run_dir, reason) if result["status"] in LOST else None,
         cached=result.get("cached"),
     )
-
-
-def show(board: Board, screen: Screen) -> None:
-    """The best SHOWN rows, how many more there are, and every job that failed."""
-    screen.table(f"leaderboard of {board.title}: best {board.monitor}, {board.direction}", *table(board))
-    for line in below(board):
-        screen.line(line)
-
-
-def table(board: Board) -> tuple[list[str], list[list[str]]]:
-    """Header and rows on screen; failed jobs are not among them."""
-    columns, others = board.columns, board.others[:OTHERS_SHOWN]
-    shown = [row for row in board.rows if not row.is_lost][:SHOWN]
-    header = ["", "job", *columns, board.monitor, *others, "epochs", "time", "status"]
-    lines = []
-    for place, row in enumerate(shown, start=1):
-        overrides = row.overrides
-        lines.append(
-            [
-                str(place) if row.value is not None else MISSING,
-                str(row.number),
-                *(cut(overrides.get(key, MISSING)) for key in columns),
-                number(row.value),
-                *(number(row.metrics.get(name)) for name in others),
-                number(row.epochs),
-                duration(row.seconds),
-                row.outcome,
-            ]
-        )
-    return header, lines
-
-
-def below(board: Board) -> list[str]:
-    """What stands under the table."""
-    more = len(board.rows) - len(board.lost) - SHOWN
-    lines = [f"… and {more} more"] if more > 0 else []
-    lines.append(board.counts)
-    columns = board.columns
-    for row in board.lost:
-        chosen = " ".join(f"{key}={cut(row.overrides[key])}" for key in columns if key in row.overrides)
-        said = row.reason or "it left no reason"
-        log = f"  log {relative(Path(row.log))}" if row.log else ""
-        lines.append(f"job {row.number} {row.status}: {said}  [{chosen}]{log}")
-    return lines
-
-
-def to_csv(board: Board) -> str:
-    """All rows with all overrides; numbers in full."""
-    keys, others = board.keys, board.others
-    text = io.StringIO()
-    writer = csv.writer(text)
-    last = ("epochs", "seconds", "run_id", "cached", "reason", "log")
-    writer.writerow(["rank", "job", "status", *keys, board.monitor, *others, *last])
-    ranks = {row.number: place for place, row in enumerate(board.ranked, start=1)}
-    for row in board.rows:
-        overrides = [row.overrides.get(key) for key in keys]
-        metrics = [row.metrics.get(name) for name in others]
-        end = [getattr(row, name) for name in last]
-        writer.writerow(
-            [ranks.get(row.number), row.number, row.status, *overrides, row.value, *metrics, *end]
-        )
-    return text.getvalue()
-
-
-def cut(text: str, length: int = WIDEST) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-def duration(seconds: float | None) -> str:
-    """48 s, 3.4 min, 2.1 h"""
-    if seconds is None:
-        return MISSING
-    if seconds < 99.5:
-        return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _of_run(child: Found, monitor: str) -> Row:

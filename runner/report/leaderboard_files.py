@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runner.report.console import Screen, relative
-from runner.report.leaderboard import Board, show, to_csv
+from runner.report.leaderboard import Board
+from runner.report.leaderboard_table import show, to_csv
 from runner.tracking import RunRecord
 
 CSV, PAGE = "leaderboard.csv", "leaderboard.html"

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
-from runner.report.leaderboard import MISSING, Board, Row, duration
+from runner.report.leaderboard import Board, Row
 from runner.report.leaderboard_axes import medians, parameters
 from runner.report.leaderboard_svg import panels, parallel
+from runner.report.leaderboard_table import MISSING, duration
 from runner.report.page import number
 
 HERE = Path(__file__).parent

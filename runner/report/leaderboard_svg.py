@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from html import escape
 
-from runner.report.leaderboard import Board, Row, cut
+from runner.report.leaderboard import Board, Row
 from runner.report.leaderboard_axes import Axis, fitted, from_worst, medians, metric, parameters, shades
+from runner.report.leaderboard_table import cut
 
 WIDTH, HEIGHT = 1180, 360  # of parallel coordinates; all sizes in pixels at their natural size
 NARROWEST, WIDEST = 104, 340  # between two axes

@@ -12,7 +12,8 @@ from pathlib import Path
 from runner.errors import ConfigError, refuse
 from runner.report import leaderboard_files
 from runner.report.console import Screen
-from runner.report.leaderboard import Board, board, rows_of, show
+from runner.report.leaderboard import Board, board, rows_of
+from runner.report.leaderboard_table import show
 from runner.schema import Mode, Tracking
 from runner.tracking import store_uri
 from runner.tracking.found import Found, find, stored
