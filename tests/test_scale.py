@@ -51,35 +51,45 @@ def test_names_stand_side_by_side_numbers_first() -> None:
 
 def test_few_numbers_whose_ticks_would_meet_stand_side_by_side() -> None:
     values = ["0", "1e-5", "1e-3", "0.01"]
-    assert scale_of(values, evenly=True).ticks == [
+    assert scale_of(values, is_chosen=True).ticks == [
         (0.125, "0"),
         (0.375, "1e-5"),
         (0.625, "1e-3"),
         (0.875, "0.01"),
     ]
-    assert scale_of(values).ticks == [(0, "0"), (pytest.approx(0.1), "0.001"), (1, "0.01")]
-    assert scale_of(["16", "32", "64", "128"], evenly=True).kind is Kind.linear
-    assert scale_of([str(value) for value in range(100)], evenly=True).kind is Kind.linear
+    assert scale_of(values).kind is Kind.linear
+    assert scale_of(["16", "32", "64", "128"], is_chosen=True).kind is Kind.linear
+    assert scale_of([str(value) for value in range(100)], is_chosen=True).kind is Kind.linear
 
 
 @pytest.mark.parametrize(
     ("values", "labels"),
     [
         ([0.1], ["0.1"]),
-        ([1, 2, 4, 8], ["1", "2", "4", "8"]),  # few: each
-        ([1, 2, 40, 80], ["1", "40", "80"]),  # but not on top of each other
+        ([1, 2, 4, 8], ["2", "4", "6", "8"]),
+        ([0.6666, 0.933, 2.048, 2.186, 60431, 579993], ["1", "10", "100", "1000", "1e4", "1e5"]),
         (range(3, 40), ["10", "20", "30"]),
-        ([0.0123, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.873], ["0.2", "0.4", "0.6", "0.8"]),
+        ([0.0123, 0.4, 0.5, 0.873], ["0.2", "0.4", "0.6", "0.8"]),
         ([0.065, 0.07, 0.08, 0.09, 0.1, 0.2, 0.5, 0.82], ["0.1", "0.2", "0.5"]),
-        ([2e-4, 3e-3, 0.01, 0.02, 0.03, 0.04, 0.05, 0.3], ["0.0003", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3"]),
-        ([3e-7 * 7**power for power in range(9)], ["1e-6", "1e-5", "0.0001", "0.001", "0.01", "0.1", "1"]),
-        ([10.0**power for power in range(-9, 9)], ["1e-9", "1e-6", "0.001", "1", "1000", "1e6"]),
+        ([2e-4, 3e-3, 0.01, 0.3], ["0.0003", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3"]),
+        ([3e-7, 2.0], ["1e-6", "1e-5", "0.0001", "0.001", "0.01", "0.1", "1"]),
+        ([1e-9, 1e8], ["1e-9", "1e-6", "0.001", "1", "1000", "1e6"]),
     ],
-)  # fmt: skip
-def test_ticks(values: list[float], labels: list[str]) -> None:
+)
+def test_ticks_are_round(values: list[float], labels: list[str]) -> None:
     ticks = scale_of(values).ticks
     assert [label for _, label in ticks] == labels
     assert all(-1e-9 <= place <= 1 + 1e-9 for place, _ in ticks)
+
+
+def test_few_values_that_somebody_chose_are_themselves_the_ticks() -> None:
+    assert scale_of(["1", "2", "4", "8"], is_chosen=True).ticks == [
+        (0, "1"),
+        (1 / 7, "2"),
+        (3 / 7, "4"),
+        (1, "8"),
+    ]
+    assert len(scale_of([str(value) for value in range(8)], is_chosen=True).ticks) == 4
 
 
 def test_of_many_names_some_have_a_tick() -> None:

@@ -81,7 +81,7 @@ def fitted(
 
 def _parameter(board: Board, key: str) -> Axis:
     texts = {row.number: row.overrides[key] for row in board.rows if key in row.overrides}
-    scale = scale_of(texts.values(), evenly=True)
+    scale = scale_of(texts.values(), is_chosen=True)
     places = _places(scale, texts)
     if len(texts) > len(scale.names) > 0:
         room = SPREAD / len(scale.names)

@@ -10,8 +10,8 @@ from enum import Enum
 
 DECADES = 2  # from which a logarithmic axis reads better
 CROWDED = 0.25  # of a linear axis: where half of all values stand in so little of it, one decade is enough
-FEW = 7  # values, up to which each has its tick
-MANY = 5  # ticks where there are more values
+FEW = 7  # chosen values, up to which each has its tick
+MANY = 5  # ticks elsewhere
 CLOSEST = 0.06  # between ticks
 MOST_NAMES = 24  # with ticks
 
@@ -29,6 +29,7 @@ class Scale:
     kind: Kind
     values: tuple[float, ...] = ()  # each once, rising
     names: tuple[str, ...] = ()
+    is_chosen: bool = False  # by a user, not measured: then few values are themselves the ticks
 
     def place(self, text: str | float) -> float | None:
         """None for what the axis does not have."""
@@ -49,8 +50,8 @@ class Scale:
             return [((index + 0.5) / len(self.names), name) for index, name in enumerate(self.names)][::every]
         if not self.values:
             return []
-        is_few = len(self.values) <= FEW
-        chosen = self.values if is_few else self._decades() if self.kind is Kind.log else self._steps()
+        is_each = len(self.values) == 1 or (self.is_chosen and self.is_few)
+        chosen = self.values if is_each else self._decades() if self.kind is Kind.log else self._steps()
         places = [(place, _label(value)) for value in chosen if (place := self.place(value)) is not None]
         kept: list[tuple[float, str]] = []
         for place, label in places:
@@ -84,9 +85,9 @@ class Scale:
         return within[:: math.ceil(len(within) / (MANY + 2))]
 
 
-def scale_of(values: Iterable[str | float], evenly: bool = False) -> Scale:
+def scale_of(values: Iterable[str | float], is_chosen: bool = False) -> Scale:
     """Numbers that span DECADES, or one and crowd at the lower end, get a logarithmic axis; where one is no number, all are
-    names. `evenly`: so are few numbers whose ticks would meet, such as 0, 1e-4 and 1e-3."""
+    names. So are few chosen numbers whose ticks would meet, such as 0, 1e-4 and 1e-3."""
     given = list(values)
     found = list(dict.fromkeys(given))
     numbers = [number for value in given if (number := as_number(value)) is not None]
@@ -94,8 +95,8 @@ def scale_of(values: Iterable[str | float], evenly: bool = False) -> Scale:
     if len(numbers) < len(given):
         return names
     rising = tuple(sorted(set(numbers)))
-    scale = Scale(Kind.log if _is_wide(sorted(numbers)) else Kind.linear, rising)
-    if evenly and scale.is_few and len(scale.ticks) < len(rising):
+    scale = Scale(Kind.log if _is_wide(sorted(numbers)) else Kind.linear, rising, is_chosen=is_chosen)
+    if is_chosen and scale.is_few and len(scale.ticks) < len(rising):
         return names
     return scale
 
