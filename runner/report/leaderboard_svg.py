@@ -43,10 +43,8 @@ def parallel(board: Board) -> str:
 
 
 def panels(board: Board) -> list[str]:
-    """The metric against each parameter; a single one is twice as wide."""
-    axes = parameters(board)
-    width = 2 * PANEL_WIDTH if len(axes) == 1 else PANEL_WIDTH
-    return [_panel(board, axis, width) for axis in axes]
+    """The metric against each parameter."""
+    return [_panel(board, axis) for axis in parameters(board)]
 
 
 def _line(row: Row, axes: list[Axis], gap: int, kind: str) -> str:
@@ -84,12 +82,12 @@ def _vertical(axis: Axis, x: int, index: int) -> str:
     )
 
 
-def _panel(board: Board, axis: Axis, width: int) -> str:
+def _panel(board: Board, axis: Axis) -> str:
     """One parameter; failed jobs are crosses at the worse edge."""
     values = metric(board)
     is_below = board.direction == "higher is better"
     strip = STRIP if any(row.is_lost for row in board.rows) else 0
-    left, right = PANEL_LEFT, width - PANEL_RIGHT
+    left, right = PANEL_LEFT, PANEL_WIDTH - PANEL_RIGHT
     top = PANEL_TOP + (0 if is_below else strip)
     bottom = PANEL_HEIGHT - PANEL_BOTTOM - (strip if is_below else 0)
     edge = bottom + strip - 4 if is_below else top - strip + 4
@@ -139,7 +137,7 @@ def _panel(board: Board, axis: Axis, width: int) -> str:
         parts.append(f'<path class="median" d="{dashes}"/><path class="through" d="{through}"/>')
     is_log = " · log" if axis.scale.kind.value == "log" else ""
     return (
-        f'<svg class="panel" viewBox="0 0 {width} {PANEL_HEIGHT}" role="img" '
+        f'<svg class="panel" viewBox="0 0 {PANEL_WIDTH} {PANEL_HEIGHT}" role="img" '
         f'aria-label="{escape(board.monitor)} against {escape(axis.name)}">'
         f'<text class="name" x="8" y="18">{escape(cut(axis.name, 40))}<tspan class="group">{is_log}</tspan></text>'
         f"{''.join(parts)}</svg>"
