@@ -73,7 +73,7 @@ def sweep(jobs: int, keys: int = 8) -> Board:
 
 def nasty() -> Board:
     rows = [
-        Row(job, (f"a.{NASTY}={NASTY}{job}", f"b={job}"), "FAILED" if job == 2 else "FINISHED", 0.5 + job, {NASTY: 1.0},
+        Row(job, (f"a.{NASTY}={NASTY}{job}", f"<i>.b=<b>{job}"), "FAILED" if job == 2 else "FINISHED", 0.5 + job, {NASTY: 1.0},
             run_id=NASTY, reason=NASTY, log=NASTY, cached=NASTY)
         for job in range(3)
     ]  # fmt: skip
@@ -200,7 +200,7 @@ def test_shades_go_by_rank() -> None:
 
 
 def test_values_that_jobs_share_have_a_median() -> None:
-    rows = [Row(job, (f"a={job % 2}", f"b={job}"), "FINISHED", float(job)) for job in range(6)]
+    rows = [Row(job, (f"a={job % 2}", f"<i>.b=<b>{job}"), "FINISHED", float(job)) for job in range(6)]
     found = board("s", None, "m", Mode.min, rows)
     a, b = parameters(found)
     assert medians(found, a) == [(0.0, 2.0), (1.0, 3.0)]
