@@ -32,7 +32,7 @@ from runner.verbs.train import train
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
-VERBS = ("train", "resume", "prove", "doctor", "sync")
+VERBS = ("train", "resume", "prove", "doctor", "sync", "leaderboard")
 PRINTING = ("--cfg", "-c", "--info", "-i")  # flags with which Hydra prints the config
 
 
@@ -87,6 +87,10 @@ def run(arguments: list[str]) -> int:
         from runner.verbs.sync import sync
 
         return sync(arguments, Screen())
+    if verb == "leaderboard":
+        from runner.verbs.leaderboard import leaderboard
+
+        return leaderboard(arguments, Screen())
     if verb == "prove":
         from runner.verbs.prove import prove
 

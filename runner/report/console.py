@@ -118,6 +118,27 @@ class Screen:
             table.add_row(*row)
         self.console.print(table, soft_wrap=False)
 
+    @property
+    def width(self) -> int | None:
+        """Characters of the terminal; None elsewhere, where lines may have any length."""
+        return self._console.width if self._console.is_terminal else None
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Aligned; on a terminal within its width."""
+        rows = [[mask(cell) for cell in row] for row in rows]  # before they are cut or folded
+        if self._console.is_terminal:
+            table = Table(title=mask(title), title_justify="left")
+            for column in columns:
+                table.add_column(Text(column), overflow="fold")
+            for row in rows:
+                table.add_row(*map(Text, row))
+            self._console.print(table, soft_wrap=False)
+            return
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        self.line(f"── {title}")
+        for row in (columns, *rows):
+            self.line("  ".join(map(str.ljust, row, widths)).rstrip())
+
     def _panel(self, title: str, lines: Sequence[str]) -> None:
         lines = [mask(line) for line in lines]  # before they are folded
         if self.console.is_terminal:
