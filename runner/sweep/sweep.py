@@ -126,17 +126,23 @@ class Sweep:
             return pool, opening.result()
 
     def _finish(self, execution: Execution, parent: Parent, status: str | None) -> int:
-        """The table, the plots of the best job, the parent's status; returns the exit code: 1 if a job failed."""
+        """The leaderboard, the plots of the best job, the parent's status; returns the exit code: 1 if a job failed."""
+        from runner.report import leaderboard, leaderboard_files, leaderboard_table
+
         ordered = [execution.results[number] for number in sorted(execution.results)]
+        monitor, mode = self._first.monitor, self._settings.checkpoint.mode
+        rows = [
+            leaderboard.row_of(job.trial.number, job.request.overrides, result, job.request.run_dir, monitor)
+            for job, result in ordered
+        ]
+        before = leaderboard.rows_of(self._store.jobs, monitor)
+        rows += [row for row in before if row.number not in execution.results]
+        found = leaderboard.board(f"multirun {self._folder.name}", parent.record.run_id, monitor, mode, rows)
         if status is None:
             execution.best.draw(lambda number: _where(execution, number), parent.record.uri)
-        self._screen.jobs(
-            [
-                {**result, "job": job.trial.number, "overrides": job.request.overrides}
-                for job, result in ordered
-            ],
-            parent.record.run_id,
-        )
+            leaderboard_files.report(found, self._folder / "leaderboard", parent.record, self._screen)
+        else:
+            leaderboard_table.show(found, self._screen)
         failed = sum(result["status"] == FAILED for _, result in ordered)
         if studied := [(job.experiment, result) for job, result in ordered if job.experiment.study]:
             from runner.report import study_page
