@@ -100,6 +100,7 @@ class Screen:
             lines.append(f"next: {open_command(uri)}")
         self._panel("finished", lines)
 
+    @property
     def width(self) -> int | None:
         """Characters of the terminal; None elsewhere, where lines may have any length."""
         return self.console.width if self.console.is_terminal else None
@@ -155,11 +156,6 @@ def error_line(error: object) -> None:
     """One line on stderr, red on a terminal."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text(f"error: {error}", style="bold red"))
-
-
-def _outcome(result: dict[str, Any]) -> str:
-    """A job's error, or its validation metrics."""
-    return result.get("error") or metrics_line(_validation(result.get("metrics", {})))
 
 
 def _validation(metrics: Metrics) -> Metrics:

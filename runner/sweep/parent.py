@@ -126,6 +126,8 @@ class Parent:
             "status": status_of(run),
             "best": best,
             "metrics": run.metrics,
+            "seconds": {"total": run.metrics.get("seconds/total")},
+            "cached": run.run_id,
         }
         return {**result, "error": run.tags["runner.error"]} if "runner.error" in run.tags else result
 
