@@ -23,6 +23,7 @@ from runner.executors.live_workers import LiveWorkers
 from runner.ingest.batches import Columns, Ingest, MicroBatch, placement
 from runner.ingest.rows import Rows
 from runner.ingest.tensors import as_tensors
+from runner.job import Job, Memory
 from runner.learner import build_learner
 from runner.loop import evaluate
 from runner.plan import MAX_EVAL_BATCH, DataFacts
@@ -45,7 +46,7 @@ from runner.verbs.proof_jobs import (
     store_of,
 )
 from runner.verbs.proof_metrics import by_scikit_learn
-from runner.worker import Job, Memory, open_ingest, settle
+from runner.worker import open_ingest, settle
 
 SIZES = (1, 2, 3)
 STEPS = 5
