@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from runner import schema, secrets
@@ -33,6 +32,7 @@ from runner.learner import build_learner
 from runner.loop import fit, restart
 from runner.parameters import Weights
 from runner.plan import DataFacts, Plan
+from runner.process_state import settle
 from runner.profile import FOLDER, ProfiledIngest
 from runner.rank_log import aside, captured, log_path
 from runner.run_folder import locked
@@ -63,9 +63,7 @@ class Job:
     attachments: Mapping[str, bytes]  # files that every checkpoint keeps: the fitted preprocessing
     fingerprint: str = ""  # of what the numbers depend on
     resumes: bool = False  # a run that was begun before
-    to_beat: float | None = (
-        None  # of a sweep: the best value so far; only what is better gets a model and plots
-    )
+    to_beat: float | None = None  # a sweep's best value so far; only what is better gets a model and plots
 
 
 @dataclass(frozen=True)
@@ -78,13 +76,11 @@ class Memory:
 
 
 Shards = Mapping[str, Any]
-Report = Callable[
-    [dict[str, Any]], None
-]  # called equally often on every rank; rank 0's values reach the driver
 Connect = Callable[[], Communicator]
-IsPruned = Callable[
-    [Metrics], bool
-]  # asked after each validation, by all ranks, and answered alike: whether to stop here
+# Called equally often on every rank; rank 0's values reach the driver.
+Report = Callable[[dict[str, Any]], None]
+# Asked after each validation, by all ranks, and answered alike: whether to stop here.
+IsPruned = Callable[[Metrics], bool]
 
 
 def train_loop_per_worker(
@@ -110,9 +106,8 @@ def train_loop_per_worker(
         except (Exception, SystemExit) as error:
             failed(error)
             if isinstance(lost := lost_peer(error), LostPeerError):
-                print(
-                    f"rank {rank}: {lost}"
-                )  # a consequence: the trace of the cause is in another rank's log
+                # A consequence: the trace of the cause is in another rank's log.
+                print(f"rank {rank}: {lost}")
             else:
                 with aside():
                     traceback.print_exc()
@@ -277,16 +272,6 @@ def enter(job: Job) -> None:
             sys.path.insert(0, root)
     if job.working_dir.is_dir():
         os.chdir(job.working_dir)
-
-
-def settle(experiment: Experiment, plan: Plan) -> None:
-    """Threads, determinism and random numbers, before anything is built."""
-    torch.set_num_threads(plan.resources.threads)  # Ray sets OMP_NUM_THREADS, which torch has read by now
-    if experiment.trainer.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
-    torch.backends.cudnn.benchmark = not experiment.trainer.deterministic
-    torch.manual_seed(experiment.seed)  # the same on all ranks while the model is built
 
 
 def save(
