@@ -11,7 +11,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -22,6 +22,7 @@ from runner.errors import ConfigError
 from runner.schema import Experiment, Mode
 from runner.sweep.compose import Composer
 from runner.sweep.source import Listed, Source, Trial
+from runner.sweep.space import first
 from runner.sweep_schema import Method
 
 OpenSource = Callable[[Experiment, Sequence[Trial]], Source]
@@ -91,12 +92,12 @@ class RunnerSweeper(BasicSweeper):
             if settings.search.method is Method.grid:
                 (jobs,) = self.split_arguments(overrides, None)
                 return Listed(jobs)
-            from runner.sweep.search import open_search  # type: ignore[import-untyped]
+            from runner.sweep.search import open_search
 
             maximise = settings.checkpoint.mode is Mode.max
             return open_search(settings.search, overrides, maximise, earlier)
 
-        return self.launcher.sweep(arguments, [_first(each) for each in overrides], open_source)
+        return self.launcher.sweep(arguments, first(overrides), open_source)
 
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
@@ -110,16 +111,6 @@ class RunnerSweeper(BasicSweeper):
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """All jobs are composed before the first one starts: once is enough."""
-
-
-def _first(override: Override) -> str:
-    """With the first of its values, where it has several."""
-    key = override.get_key_element()
-    if not override.is_sweep_override():
-        return f"{key}={override.get_value_element_as_str()}"
-    if override.is_discrete_sweep():
-        return f"{key}={next(iter(override.sweep_string_iterator()))}"
-    return f"{key}={cast(IntervalSweep, override.value()).start}"
 
 
 def _register(group: str, name: str, plugin: type, **settings: Any) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
-VERBS = ("train", "resume", "prove", "doctor", "sync")
+VERBS = ("train", "resume", "prove", "doctor", "sync", "leaderboard")
 PRINTING = ("--cfg", "-c", "--info", "-i")  # flags with which Hydra prints the config
 
 
@@ -90,6 +90,10 @@ def run(arguments: list[str]) -> int:
         from runner.verbs.sync import sync
 
         return sync(arguments, Screen())
+    if verb == "leaderboard":
+        from runner.verbs.leaderboard import leaderboard
+
+        return leaderboard(arguments, Screen())
     if verb == "prove":
         from runner.verbs.prove import prove
 

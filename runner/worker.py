@@ -177,7 +177,8 @@ def train(
             if metrics:
                 training.best = metrics if is_best else training.best
                 unreported.append(metrics)
-            pruned = plan.goal.monitor in metrics and is_pruned(metrics)
+            goes_on = not (state.ended or state.stopped)
+            pruned = goes_on and plan.goal.monitor in metrics and is_pruned(metrics)
             if settings.enabled and (is_due or is_best or pruned):
                 save(job, training, metrics, is_best, communicator, writer)
             watchdog.beat()

@@ -21,6 +21,8 @@ class Board:
         self._jobs: list[Any] = []
         self._events: list[Event] = []
         self._answers: dict[int, Any] = {}  # by the index of the question's event
+        self._ranks: list[Any] = []  # their actors
+        self._is_over = False
 
     def fit(self, name: str, spec: dict[str, Any]) -> str | None:
         """Run the ranks until they are told to end; Ray's account of what ended them before."""
@@ -28,8 +30,24 @@ class Board:
 
         return session_fit.fit(name, spec)
 
+    def enlist(self, rank: Any) -> None:
+        """A rank that is ready."""
+        with self._changed:
+            self._ranks.append(rank)
+        if self._is_over:
+            self.end()
+
+    def end(self) -> None:
+        """End the ranks, whatever they do; fit() then fails, and frees what it holds. (It would not if this actor were killed:
+        Ray keeps a placement group for as long as its driver lives.)"""
+        import ray
+
+        self._is_over = True
+        for rank in self._ranks:
+            ray.kill(rank)
+
     def put(self, job: Any) -> None:
-        """Hand out a job, as what the ranks get; None ends them."""
+        """Hand out a job, as what the ranks get."""
         with self._changed:
             self._jobs.append(job)
             self._changed.notify_all()

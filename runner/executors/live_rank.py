@@ -18,10 +18,7 @@ class Connected(HorovodCommunicator):
         self.waited = 0.0
 
     def close(self) -> None:
-        """The job's end; `leave` is the group's."""
-
-    def leave(self) -> None:
-        super().close()
+        """The end of a job; the group's is that of its processes."""
 
 
 def kind_of(error: BaseException) -> str:

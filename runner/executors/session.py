@@ -29,7 +29,6 @@ from runner.worker import Job, Memory
 TIMELINE = f"{FOLDER}/horovod-timeline.json"
 POLL_SECONDS = 0.5  # that one look at the board takes at most
 RECORD_SECONDS = 1.0  # for the other ranks to tell how they ended, after the first that failed
-END_SECONDS = 5.0  # for the ranks to leave by themselves
 SPARE_CALLS = 8  # threads of the board besides those in which ranks wait
 
 Received = Callable[[dict[str, Any]], None]
@@ -158,19 +157,10 @@ class Session:
         raise EndedError("a rank failed")
 
     def close(self) -> None:
-        """End the ranks, whatever they do, and free what they hold; may be called twice."""
-        import ray
-
-        if not self.is_open:
-            return
-        self.is_open = False
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(self._board)  # Ray ends what it has started
-
-    def leave(self) -> None:
-        """Let idle ranks end by themselves, without waiting."""
-        self.is_open = False
-        self._board.put.remote(None)
+        """End the ranks, whatever they do, without waiting for it; may be called twice."""
+        if self.is_open:
+            self.is_open = False
+            self._board.end.remote()
 
     def _events(self) -> list[tuple[int, Event]]:
         """The new ones with their indices. Raises EndedError when the ranks are gone."""

@@ -69,12 +69,11 @@ def serve(config: dict[str, Any]) -> None:
     communicator = Connected(config["horovod"], config["deterministic"], config["timeline"])
     gc.freeze()  # what is imported by now is not looked at after each job
     state = ProcessState()
+    ray.get(board.enlist.remote(ray.get_runtime_context().current_actor))
     for number in itertools.count():
-        is_there, handed = False, None
+        is_there, handed = False, []
         while not is_there:
             is_there, handed = ray.get(board.take.remote(number, TAKE_SECONDS))
-        if handed is None:
-            break
         open_job, kept, memory, shards, is_restart, asks = ray.get(handed[0])
         job = secrets.reveal(open_job, kept)
         enter(job)  # what is unpickled below may be of the user's modules
@@ -109,4 +108,3 @@ def serve(config: dict[str, Any]) -> None:
             error = kind_of(raised)
         state.restore()
         ray.get(board.tell.remote(("ended", number, rank, error)))
-    communicator.leave()

@@ -100,23 +100,26 @@ class Screen:
             lines.append(f"next: {open_command(uri)}")
         self._panel("finished", lines)
 
-    def jobs(self, results: Sequence[dict[str, Any]], run_id: str | None) -> None:
-        """The table that ends a multirun."""
-        title = f"multirun, mlflow run {run_id}" if run_id else "multirun"
-        rows = [
-            (str(result["job"]), " ".join(result["overrides"]), result["status"], _outcome(result))
-            for result in results
-        ]
-        if not self.console.is_terminal:
-            for line in (f"── {title}", *("  ".join(row) for row in rows)):
-                self.line(line)
+    @property
+    def width(self) -> int | None:
+        """Characters of the terminal; None elsewhere, where lines may have any length."""
+        return self.console.width if self.console.is_terminal else None
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Aligned; on a terminal within its width."""
+        rows = [[mask(cell) for cell in row] for row in rows]  # before they are cut or folded
+        if self.console.is_terminal:
+            table = Table(title=mask(title), title_justify="left")
+            for column in columns:
+                table.add_column(Text(column), overflow="fold")
+            for row in rows:
+                table.add_row(*map(Text, row))
+            self.console.print(table, soft_wrap=False)
             return
-        table = Table(title=title, title_justify="left")
-        for column in ("job", "overrides", "status", "result"):
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        self.console.print(table, soft_wrap=False)
+        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+        self.line(f"── {title}")
+        for row in (columns, *rows):
+            self.line("  ".join(map(str.ljust, row, widths)).rstrip())
 
     def _panel(self, title: str, lines: Sequence[str]) -> None:
         lines = [mask(line) for line in lines]  # before they are folded
@@ -153,11 +156,6 @@ def error_line(error: object) -> None:
     """One line on stderr, red on a terminal."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text(f"error: {error}", style="bold red"))
-
-
-def _outcome(result: dict[str, Any]) -> str:
-    """A job's error, or its validation metrics."""
-    return result.get("error") or metrics_line(_validation(result.get("metrics", {})))
 
 
 def _validation(metrics: Metrics) -> Metrics:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.plan import Plan
-from runner.report.console import Metrics, Screen, metrics_line
+from runner.report.console import Metrics, Screen, error_line, metrics_line
 from runner.secrets import mask
 
 SHOWN = 12  # rows of the live table: all that run, and the last that ended
@@ -84,19 +84,20 @@ class SweepScreen:
                 row.said = now
                 self.line(f"job {row.number}  epoch {metrics['epoch']:.4g}  {metrics_line(metrics)}")
 
-    def ended(self, number: int, overrides: Sequence[str], status: str, outcome: str) -> None:
+    def ended(self, number: int, status: str, outcome: str, error: str | None) -> None:
         """For good; `status` in the words of the leaderboard."""
         with self._lock:
-            row = self._rows.setdefault(number, Row(number, " ".join(overrides)))
+            row = self._rows[number]
             row.status, row.ended = status, time.monotonic()
             self._ended += 1
-            seconds = f"  {row.ended - row.began:.1f} s" if row.began else ""
-            left = self._left()
-            if not self._live:
-                done = f"[{self._ended}/{self.total}]"
-                self.line(f"{done} job {number}  {row.overrides}  {status}  {outcome}{seconds}{left}")
-            elif status not in ("FINISHED", "cached"):
-                self.line(f"job {number}  {row.overrides}  {status}  {outcome}")
+            if self._live is None:
+                seconds = f"  {row.ended - row.began:.1f} s" if row.began else ""
+                done = f"[{self._ended}/{self.total}] job {number}  {row.overrides}"
+                self.line("  ".join(filter(None, (done, status, outcome))) + seconds + self._left())
+            if error is not None and self._live is None:
+                error_line(f"job {number} ({row.overrides}): {error}")
+            elif error is not None:
+                self.line(f"error: job {number} ({row.overrides}): {error}")
 
     def _left(self) -> str:
         """How long the rest will take, from those that ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +23,7 @@ from runner.schema import Experiment
 from runner.sweep.best import Best
 from runner.sweep.job import SweepJob
 from runner.sweep.parent import Parent
-from runner.sweep.pool import Pool
+from runner.sweep.pool import Lease, Pool
 from runner.sweep.source import FAILED, KILLED, Source, Trial
 from runner.sweep_schema import Method, Models, OnFailure
 from runner.verbs.train import train_job
@@ -48,15 +48,17 @@ class Execution:
         parent: Parent,
         pool: Pool | None,
         example: Prepared,
+        common: Collection[str],
         screen: SweepScreen,
     ) -> None:
+        """`example` stands for jobs that are not known yet; `common` are the overrides that all have."""
         self.results: dict[int, tuple[SweepJob, Result]] = {}
         self.best = Best(example.plan.goal)
         self._settings, self._source, self._waiting, self._checked = settings, source, deque(known), checked
         self._found, self._parent, self._pool = found, parent, pool
-        self._example, self._screen = example, screen
+        self._example, self._common, self._screen = example, common, screen
         self._lock = threading.Lock()  # of the source
-        self._ended: SimpleQueue[tuple[SweepJob, Result]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[SweepJob, Result | None]] = SimpleQueue()  # None: it was not begun
         self._active = 0  # jobs that are not in `results` yet
         # Prepared while others train; but what tpe tries next depends on how they end.
         self._ahead = 0 if settings.search.method is Method.tpe else 1 + CLOSING
@@ -69,15 +71,19 @@ class Execution:
         try:
             while True:
                 while not is_stopped and (job := self._next()):
+                    row = self._screen.job(
+                        job.trial.number, [each for each in job.request.overrides if each not in self._common]
+                    )
                     if job.prepared is None:
                         self._ended.put((job, self._parent.earlier(job)))
                     else:
-                        row = self._screen.job(job.trial.number, job.request.overrides)
                         threads.submit(self._run, job, job.prepared, row)
                     self._active += 1
                 if not self._active:
                     return
                 job, result = self._next_ended()
+                if result is None:
+                    continue
                 self.best.offer(result["best"].get(job.monitor))
                 with self._lock:
                     self._source.told(job.told(result))
@@ -111,43 +117,50 @@ class Execution:
         with self._screen.held():  # the check sends this process's output elsewhere
             return self._checked(trial)
 
-    def _next_ended(self, seconds: float | None = None) -> tuple[SweepJob, Result]:
+    def _next_ended(self, seconds: float | None = None) -> tuple[SweepJob, Result | None]:
         job, result = self._ended.get(timeout=seconds)
         self._active -= 1
-        self.results[job.trial.number] = job, result
+        if result is not None:
+            self.results[job.trial.number] = job, result
         return job, result
 
     def _show(self, job: SweepJob, result: Result) -> None:
         metrics = result["best"] or result["metrics"]
         validation = {key: value for key, value in metrics.items() if key.startswith("val/")}
         status = job.action.value if job.prepared is None else result["status"]
-        outcome = result.get("error") or metrics_line(validation)
-        self._screen.ended(job.trial.number, job.request.overrides, status, outcome)
+        error = None if job.prepared is None else result.get("error")  # told by the sweep that had it
+        self._screen.ended(job.trial.number, status, metrics_line(validation), error)
 
     def _run(self, job: SweepJob, prepared: Prepared, screen: JobScreen) -> None:
-        """In a thread of its own: a job from its record to its end."""
+        """In a thread of its own: a job, as soon as there is a session for it, to its end."""
+        assert self._pool is not None
         try:
-            result = self._train(job, prepared, screen)
+            lease = self._pool.lease(
+                job.trial.number, job.experiment, prepared.plan.resources, job.request.run_dir
+            )
+        except KeyboardInterrupt:
+            self._ended.put((job, None))
+            return
+        try:
+            result = self._train(job, prepared, lease, screen)
         except KeyboardInterrupt:
             result = {"status": KILLED, "error": "interrupted"}
         except Exception as error:  # noqa: BLE001 (the other jobs run on)
             if not isinstance(error, RunnerError):
                 screen.line("".join(traceback.format_exception(error)))
             result = {"status": FAILED, "error": str(error)}
+        finally:
+            lease.release()
         self._ended.put((job, {"run_id": None, "best": {}, "metrics": {}, **result}))
 
-    def _train(self, job: SweepJob, prepared: Prepared, screen: JobScreen) -> Result:
-        assert self._pool is not None
-        pool, number, monitor = self._pool, job.trial.number, job.monitor
+    def _train(self, job: SweepJob, prepared: Prepared, lease: Lease, screen: JobScreen) -> Result:
+        number, monitor = job.trial.number, job.monitor
+        screen.began()
         data = self._found.data(job.experiment)
         request = replace(job.request, parent_run_id=self._parent.run_id)
         write_composed(request.run_dir / ".hydra", request.yaml, request.overrides)
         keeps_all = self._settings.sweep.models is Models.all
         history: list[dict[str, float]] = []
-
-        def began(ranks: Job) -> Job:
-            screen.began()
-            return ranks if keeps_all else replace(ranks, to_beat=self.best.value)
 
         def is_pruned(metrics: dict[str, float]) -> bool:
             with self._lock:
@@ -159,8 +172,9 @@ class Execution:
                 self.best.offer(values.get("best", {}).get(monitor))
                 received(values)
 
-            asks = is_pruned if self._prunes else None
-            pool.train(ranks, memory, data, heard, restarted, number, began, asks)
+            if not keeps_all:
+                ranks = replace(ranks, to_beat=self.best.value)
+            lease.train(ranks, memory, data, heard, restarted, is_pruned if self._prunes else None)
 
         draws_later = None if keeps_all else partial(self.best.keep, number)
         result = train_job(request, replace(prepared, data=data), screen, execute, draws_later)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from runner import config, prepare, run_folder, secrets
-from runner.errors import RunnerError
+from runner.errors import NOT_FINITE, RunnerError
 from runner.known import Known, data_key
 from runner.prepare import Prepared
 from runner.recording import DRIVER_LOST
@@ -60,6 +61,8 @@ class SweepJob:
             each["epoch"]: each[self.monitor] for each in result.get("history", ()) if self.monitor in each
         }
         value = (result.get("best") or {}).get(self.monitor)
+        if value is None and NOT_FINITE in str(result.get("error")):
+            value = math.nan  # it diverged
         return replace(self.trial, status=result["status"], value=value, values=values)
 
     @property

@@ -12,7 +12,7 @@ from runner.recording import finish_delivery
 from runner.run_folder import Result, locked
 from runner.schema import Backend, Experiment
 from runner.sweep.job import CACHED, JOB, OVERRIDES, STATUS, SweepJob, status_of
-from runner.sweep.source import Trial
+from runner.sweep.source import FAILED, KILLED, Trial
 from runner.tracking import NullRecord, RunRecord, open_record, reopen_record, store_uri
 from runner.tracking.found import Found, find, history
 
@@ -53,9 +53,11 @@ class Store:
             self._by_basis[basis] = find(self.uri, {"runner.basis": basis})
         return self._by_basis[basis]
 
-    def trials(self, monitor: str, with_values: bool) -> list[Trial]:
-        """The jobs of the parent, the newest run of each number; `with_values` asks for every validation of each."""
+    def trials(self, monitor: str, with_values: bool, retry_failed: bool) -> list[Trial]:
+        """The jobs of the parent, the newest run of each number; one that is to be taken up again has no status. `with_values` asks
+        for every validation of each."""
         newest: dict[int, Trial] = {}
+        again = (KILLED, FAILED) if retry_failed else (KILLED,)
         for run in self.jobs:
             if JOB not in run.tags or int(run.tags[JOB]) in newest:
                 continue
@@ -64,7 +66,7 @@ class Store:
             newest[int(run.tags[JOB])] = Trial(
                 int(run.tags[JOB]),
                 tuple(json.loads(run.tags.get(OVERRIDES, "[]"))),
-                status_of(run),
+                None if status_of(run) in again else status_of(run),
                 run.metrics.get(f"best/{monitor}"),
                 values,
             )
@@ -124,6 +126,8 @@ class Parent:
             "status": status_of(run),
             "best": best,
             "metrics": run.metrics,
+            "seconds": {"total": run.metrics.get("seconds/total")},
+            "cached": run.run_id,
         }
         return {**result, "error": run.tags["runner.error"]} if "runner.error" in run.tags else result
 

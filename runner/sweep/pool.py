@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,50 @@ from runner.schema import Experiment
 from runner.worker import Job, Memory
 
 Restarted = Callable[[int, str], None]
+
+
+class Lease:
+    """A session that one job has until it is trained."""
+
+    def __init__(self, pool: Pool, session: Session, experiment: Experiment) -> None:
+        self._pool, self._session, self._experiment = pool, session, experiment
+        self._is_released = False
+
+    def train(
+        self,
+        job: Job,
+        memory: Memory,
+        data: Data,
+        received: Received,
+        restarted: Restarted,
+        is_pruned: Answer | None = None,
+    ) -> None:
+        """Train the job, after a lost process again in a new session, `trainer.max_failures` times; then the session is others'.
+        Raises TrainingError with the root cause, KeyboardInterrupt after the pool's `stop`."""
+        most, count = self._experiment.trainer.max_failures, 0
+        stopping = self._pool.is_stopping
+        try:
+            reference = self._pool.share(memory, data)
+            while True:
+                since = time.time()
+                try:
+                    self._session.train(job, reference, received, count > 0, is_pruned, stopping)
+                    return
+                except EndedError as account:
+                    found = diagnose(job.run_dir, job.plan.num_workers, since, str(account))
+                    if found.is_final or count == most:
+                        raise tried_in_vain(found, count, most) from account
+                count += 1
+                restarted(count, str(found.error))
+                self._session = self._pool.replaced(self._session, self._experiment)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """May be called again."""
+        if not self._is_released:
+            self._is_released = True
+            self._pool.release(self._session)
 
 
 class Pool:
@@ -33,44 +76,30 @@ class Pool:
         self._busy: set[int] = set()  # their ids
         self._waiting: list[int] = []  # the numbers of jobs: the lowest is served first
         self._stopping = threading.Event()
+        self.is_stopping = self._stopping.is_set
         self._memories: dict[int, tuple[Data, Any]] = {}  # the last data set in Ray's memory, by identity
 
-    def train(
-        self,
-        job: Job,
-        memory: Memory,
-        data: Data,
-        received: Received,
-        restarted: Restarted,
-        number: int,
-        began: Callable[[Job], Job],
-        is_pruned: Answer | None = None,
-    ) -> None:
-        """Train `job` in a session of its kind, and after a lost process in a new one, `trainer.max_failures` times; `began` is given
-        the job when it has one, and gives it back as it is then. Raises TrainingError with the root cause, KeyboardInterrupt
-        after `stop`."""
-        experiment = job.experiment
-        most = experiment.trainer.max_failures
+    def lease(self, number: int, experiment: Experiment, resources: ResourcePlan, run_dir: Path) -> Lease:
+        """Wait for a session for job `number`; of those that wait the lowest is served first. Raises KeyboardInterrupt after
+        `stop`."""
         is_alone = (
             experiment.horovod.timeline or not self._is_shared
         )  # Horovod writes one for as long as it runs
-        kind = Kind.of(experiment, job.plan.resources, job.run_dir if is_alone else None)
-        count = 0
-        with self._session(number, experiment, kind) as held:
-            reference = self._share(memory, data)
-            job = began(job)
-            while True:
-                since = time.time()
-                try:
-                    held[0].train(job, reference, received, count > 0, is_pruned, self._stopping.is_set)
-                    return
-                except EndedError as account:
-                    found = diagnose(job.run_dir, job.plan.num_workers, since, str(account))
-                    if found.is_final or count == most:
-                        raise tried_in_vain(found, count, most) from account
-                count += 1
-                restarted(count, str(found.error))
-                held[0] = self._replaced(held[0], experiment, kind)
+        kind = Kind.of(experiment, resources, run_dir if is_alone else None)
+        with self._changed:
+            self._waiting.append(number)
+            try:
+                while (
+                    session := self._found(experiment, kind) if min(self._waiting) == number else None
+                ) is None:
+                    if self._stopping.is_set():
+                        raise KeyboardInterrupt
+                    self._changed.wait()
+                self._busy.add(id(session))
+                return Lease(self, session, experiment)
+            finally:
+                self._waiting.remove(number)
+                self._changed.notify_all()
 
     def prestart(self, experiment: Experiment, resources: ResourcePlan) -> None:
         """A session that a job like this one will find started, where there is room for it now."""
@@ -106,39 +135,21 @@ class Pool:
         ]
         return max(1, min([int(each) for each in fit] + ([self._at_most] if self._at_most else [])))
 
-    @contextmanager
-    def _session(self, number: int, experiment: Experiment, kind: Kind) -> Iterator[list[Session]]:
-        """One of this kind, for this thread alone, which may put another one in its place."""
+    def release(self, session: Session) -> None:
+        """A session for others, or gone."""
         with self._changed:
-            self._waiting.append(number)
-            try:
-                while (
-                    session := self._found(experiment, kind) if min(self._waiting) == number else None
-                ) is None:
-                    if self._stopping.is_set():
-                        raise KeyboardInterrupt
-                    self._changed.wait()
-                self._busy.add(id(session))
-            finally:
-                self._waiting.remove(number)
-                self._changed.notify_all()
-        held = [session]
-        try:
-            yield held
-        finally:
-            with self._changed:
-                self._busy.discard(id(held[0]))
-                if kind.alone is not None:
-                    held[0].close()
-                self._changed.notify_all()
+            self._busy.discard(id(session))
+            if session.kind.alone is not None:
+                session.close()
+            self._changed.notify_all()
 
-    def _replaced(self, session: Session, experiment: Experiment, kind: Kind) -> Session:
+    def replaced(self, session: Session, experiment: Experiment) -> Session:
         """Another one in place of one that a job has ended; or the same, where it has survived."""
         with self._changed:
             if session.is_open:
                 return session
             self._busy.discard(id(session))
-            new = self._open(experiment, kind)
+            new = self._open(experiment, session.kind)
             self._busy.add(id(new))
             return new
 
@@ -174,7 +185,7 @@ class Pool:
         gpus = sum(each.num_workers * each.gpus_per_worker for each in plans)
         return cpus <= self._machine.cpus and gpus <= self._machine.gpus
 
-    def _share(self, memory: Memory, data: Data) -> Any:
+    def share(self, memory: Memory, data: Data) -> Any:
         """A reference to the memory; the jobs of a sweep mostly have the same data, which is then there once."""
         import ray
 

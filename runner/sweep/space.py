@@ -146,6 +146,17 @@ def space(overrides: Sequence[Override]) -> Space:
     return Space(tuple(order), fixed, axes)
 
 
+def first(overrides: Sequence[Override]) -> tuple[str, ...]:
+    """A job that stands for all: each key with the first of its values."""
+    found = space(overrides)
+    return found.overrides(
+        {
+            key: axis.parameter(axis.texts[0]) if isinstance(axis, Values) else axis.low
+            for key, axis in found.axes.items()
+        }
+    )
+
+
 def _axis(override: Override) -> Values | Interval:
     key, text = override.get_key_element(), override.get_value_string()
     if override.key_or_group.split(".")[0].split("/")[0] in OF_THE_SWEEP:

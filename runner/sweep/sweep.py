@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from runner import interrupts, prepare
+from runner import interrupts, prepare, secrets
 from runner.executors import ray_cluster
 from runner.identity import is_immaterial
 from runner.known import Known
@@ -46,7 +46,8 @@ class Sweep:
         self._store = Store.open(settings, self._outputs, name, self._screen.line)
         self._folder = folder_of(self._store, self._folder)
         with_values = settings.search.method is Method.asha
-        source = open_source(settings, self._store.trials(self._first.monitor, with_values))
+        earlier = self._store.trials(self._first.monitor, with_values, settings.sweep.retry_failed)
+        source = open_source(settings, earlier)
         known = [self._compared(trial) for trial in _all(source)]
         if settings.sweep.dry_run:
             for job in known:
@@ -56,9 +57,13 @@ class Sweep:
         example = next((job.prepared for job in known if job.prepared), None)
         example = example or jobs.check(jobs.aside(self._first), self._known).prepared
         assert example is not None
-        screen = SweepScreen(self._screen, source.total)
+        common = set(self._first.request.overrides) & set(secrets.masked(tuple(typed)))
+        done = 0 if isinstance(source, Listed) else sum(trial.status is not None for trial in earlier)
+        screen = SweepScreen(self._screen, source.total - done)
         pool, parent = self._start(known, name, example)
-        execution = Execution(settings, source, known, self._next, self._known, parent, pool, example, screen)
+        execution = Execution(
+            settings, source, known, self._next, self._known, parent, pool, example, common, screen
+        )
         screen.start()
         status = None
         try:
@@ -121,17 +126,23 @@ class Sweep:
             return pool, opening.result()
 
     def _finish(self, execution: Execution, parent: Parent, status: str | None) -> int:
-        """The table, the plots of the best job, the parent's status; returns the exit code: 1 if a job failed."""
+        """The leaderboard, the plots of the best job, the parent's status; returns the exit code: 1 if a job failed."""
+        from runner.report import leaderboard, leaderboard_files, leaderboard_table
+
         ordered = [execution.results[number] for number in sorted(execution.results)]
+        monitor, mode = self._first.monitor, self._settings.checkpoint.mode
+        rows = [
+            leaderboard.row_of(job.trial.number, job.request.overrides, result, job.request.run_dir, monitor)
+            for job, result in ordered
+        ]
+        before = leaderboard.rows_of(self._store.jobs, monitor)
+        rows += [row for row in before if row.number not in execution.results]
+        found = leaderboard.board(f"multirun {self._folder.name}", parent.record.run_id, monitor, mode, rows)
         if status is None:
             execution.best.draw(lambda number: _where(execution, number), parent.record.uri)
-        self._screen.jobs(
-            [
-                {**result, "job": job.trial.number, "overrides": job.request.overrides}
-                for job, result in ordered
-            ],
-            parent.record.run_id,
-        )
+            leaderboard_files.report(found, self._folder / "leaderboard", parent.record, self._screen)
+        else:
+            leaderboard_table.show(found, self._screen)
         failed = sum(result["status"] == FAILED for _, result in ordered)
         if studied := [(job.experiment, result) for job, result in ordered if job.experiment.study]:
             from runner.report import study_page

@@ -31,7 +31,7 @@ def find(uri: str, tags: Mapping[str, str]) -> list[Found]:
     prepare()
     client = client_of(uri)
     experiments = [each.experiment_id for each in client.search_experiments()]
-    wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+    wanted = " and ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
     found: list[Found] = []
     token = None
     while True:
@@ -40,6 +40,26 @@ def find(uri: str, tags: Mapping[str, str]) -> list[Found]:
         token = page.token
         if not token:
             return found
+
+
+def stored(uri: str, run_id: str) -> Found | None:
+    """The run with this id; None where the store has none. Raises what MLflow raises of other things."""
+    if missing(uri):
+        return None
+    prepare()
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _found(client_of(uri).get_run(run_id))
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def _quoted(value: str) -> str:
+    """As MLflow's filters take it: they have two quotes, and no way to escape one."""
+    return f'"{value}"' if "'" in value else f"'{value}'"
 
 
 def _found(run: object) -> Found:

@@ -194,7 +194,11 @@ def launch(
         follower = Follower(log_path(run_dir, 0), screen.line)
         memory = Memory(prepared.data.splits, prepared.initial, prepared.data.sampler)
         execute(job, memory, received, restarted)
-        result["status"] = "PRUNED" if result.pop("pruned", False) else "FINISHED"
+        result["status"] = "FINISHED"
+        if result.pop("pruned", False):
+            epochs = plan.total_steps / plan.steps_per_epoch
+            said = f"after {result['metrics']['epoch']:.4g} of {epochs:.4g} epochs"
+            result |= {"status": "PRUNED", "pruned": said}
     except KeyboardInterrupt as stop:
         interrupts.ending()
         result |= {"status": "KILLED", "error": str(stop) or "interrupted by Ctrl-C"}
@@ -228,8 +232,7 @@ def describe_result(record: RunRecord, result: Result, plan: Plan) -> None:
     if result["weights_sha256"]:
         tags["runner.weights_sha256"] = result["weights_sha256"]
     if result["status"] == "PRUNED":
-        epochs = plan.total_steps / plan.steps_per_epoch
-        tags["runner.pruned"] = f"after {result['metrics']['epoch']:.4g} of {epochs:.4g} epochs"
+        tags["runner.pruned"] = result["pruned"]
     record.set_tags(tags)
     best = {f"best/{key}": value for key, value in result["best"].items() if key.startswith("val/")}
     step = round(result["metrics"].get("epoch", 0) * plan.steps_per_epoch)

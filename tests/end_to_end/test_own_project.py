@@ -29,7 +29,7 @@ def test_a_multirun_goes_on_after_a_failed_job_whose_error_is_reported_once(
     assert done.code == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        f"error: rank 1: ValueError: the sky fell ({project}/models/tanh.py:14; full trace in "
+        f"error: job 0 (model.fail_on_rank=1): rank 1: ValueError: the sky fell ({project}/models/tanh.py:14; full trace in "
     )
     results = done.results()
     assert [result["status"] for result in results] == ["FAILED", "FINISHED"]
