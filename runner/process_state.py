@@ -25,6 +25,7 @@ GLOBAL_HOOKS = (  # of torch.nn.modules.module: what register_module_…_hook ad
     "_global_module_registration_hooks",
     "_global_parameter_registration_hooks",
 )
+CUDNN = ("allow_tf32", "benchmark", "deterministic", "enabled")  # of torch.backends.cudnn
 
 
 def settle(experiment: Experiment, plan: Plan) -> None:
@@ -46,22 +47,25 @@ class ProcessState:
         self._random = random_state()
         self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
         self._threads, self._matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
-        self._tf32 = torch.backends.cudnn.allow_tf32
+        self._cudnn = {name: getattr(torch.backends.cudnn, name) for name in CUDNN}
 
     def restore(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
         os.chdir(self._folder)
         sys.path[:] = self._path
+        warnings.resetwarnings()  # also forgets what was shown once
         warnings.filters[:] = self._filters  # type: ignore[index]
         for name in GLOBAL_HOOKS:
             getattr(torch.nn.modules.module, name, {}).clear()
+        torch.nn.modules.module._global_is_full_backward_hook = None  # or the other kind would be refused
         torch.set_default_dtype(self._dtype)
         torch.set_default_device(None if self._device == torch.device("cpu") else self._device)
         torch.set_num_threads(self._threads)
         torch.set_float32_matmul_precision(self._matmul)
         torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.allow_tf32 = self._tf32
+        for name, value in self._cudnn.items():
+            setattr(torch.backends.cudnn, name, value)
         torch.autograd.set_detect_anomaly(False)
         torch.set_grad_enabled(True)
         if "torch._dynamo" in sys.modules:
