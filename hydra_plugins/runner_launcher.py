@@ -58,15 +58,16 @@ class WarmLauncher(Launcher):
         """Run the jobs of `open_source`; `first` stands for all of them. The monitored values by number."""
         setup_globals()
         OmegaConf.set_readonly(self._config, False)
+        yaml = OmegaConf.to_yaml(OmegaConf.create(secrets.masked(OmegaConf.to_container(self._config))))
         compose = Composer(self._loader, self._config)
 
-        def composed(overrides: Sequence[str], number: int) -> DictConfig:
-            job = compose(overrides, number)
+        def composed(overrides: Sequence[str], number: int, folder: Path) -> DictConfig:
+            job = compose(overrides, number, folder)
             HydraConfig.instance().set_config(job)
             return job
 
         folder = Path(self._config.hydra.sweep.dir).absolute()
-        found = self._jobs.sweep(composed, folder, typed, first, open_source)
+        found = self._jobs.sweep(composed, folder, typed, first, open_source, yaml)
         return cast(dict[int, float | None], found)
 
 

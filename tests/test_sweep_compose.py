@@ -1,6 +1,7 @@
 """A sweep's jobs are composed as Hydra composes them: the same config, flags and types, for any kind of override."""
 
 import copy
+from pathlib import Path
 
 import pytest
 from hydra import initialize_config_dir
@@ -13,6 +14,7 @@ from runner import config
 from runner.sweep.compose import Composer, without_hydra
 from tests.composed import CONF
 
+SWEEP = Path("/where/the/sweep/is")
 TYPED = ["model=mlp", "trainer.epochs=3", "hydra.job.config.override_dirname.exclude_keys=[seed]"]
 JOBS = {
     "nothing": [],
@@ -38,6 +40,7 @@ JOBS = {
     "deleted": ["~optimizer.momentum"],
     "a group deleted": ["~debug", "optimizer.lr=0.7"],
     "of Hydra's own": ["hydra.job.name=mine", "optimizer.lr=0.9"],
+    "a folder of its own": ["hydra.sweep.subdir=${hydra.job.override_dirname}", "optimizer.lr=0.9"],
     "Hydra's group": ["hydra/job_logging=disabled"],
 }
 
@@ -67,6 +70,7 @@ def hydras_own(hydra, overrides, number):
     found = loader.load_sweep_config(composed, list(overrides))
     OmegaConf.set_struct(found, False)
     found.hydra.job.id = found.hydra.job.num = number
+    found.hydra.runtime.output_dir = str(SWEEP / found.hydra.sweep.subdir)  # run_job
     OmegaConf.set_struct(found, True)
     return found
 
@@ -85,7 +89,7 @@ def everything(node):
 
 @pytest.mark.parametrize("overrides", JOBS.values(), ids=JOBS)
 def test_a_job_is_what_hydra_composes(hydra, compose, overrides):
-    found, expected = compose(overrides, 3), hydras_own(hydra, overrides, 3)
+    found, expected = compose(overrides, 3, SWEEP), hydras_own(hydra, overrides, 3)
     assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
     assert everything(found) == everything(expected)
     assert OmegaConf.to_yaml(found.hydra.job, resolve=True) == OmegaConf.to_yaml(
@@ -105,7 +109,7 @@ def test_what_no_config_has_is_refused_by_a_composed_copy_too(hydra):
         with pytest.raises(Exception) as expected:  # noqa: PT011 (Hydra's types)
             hydras_own(hydra, overrides, 0)
         with pytest.raises(type(expected.value)) as found:
-            compose(overrides, 0)
+            compose(overrides, 0, SWEEP)
         assert str(found.value) == str(expected.value)
 
 
@@ -120,13 +124,13 @@ def test_jobs_that_differ_in_values_alone_are_composed_once(hydra, monkeypatch):
     monkeypatch.setattr(loader, "load_sweep_config", load_sweep_config)
     compose = Composer(loader, composed)
     jobs = [["optimizer=adam", f"seed={seed}", f"optimizer.lr={lr}"] for seed in (0, 1) for lr in (0.1, 0.2)]
-    found = [compose(overrides, number) for number, overrides in enumerate(jobs)]
+    found = [compose(overrides, number, SWEEP) for number, overrides in enumerate(jobs)]
     assert calls == [["optimizer=adam"]]
     assert [(each.seed, each.optimizer.lr, each.hydra.job.num) for each in found] == [
         (0, 0.1, 0), (0, 0.2, 1), (1, 0.1, 2), (1, 0.2, 3),
     ]  # fmt: skip
-    compose(["~debug"], 4)
-    compose(["optimizer=sgd"], 5)
+    compose(["~debug"], 4, SWEEP)
+    compose(["optimizer=sgd"], 5, SWEEP)
     assert calls == [["optimizer=adam"], ["~debug"], ["optimizer=sgd"]]
 
 
@@ -134,12 +138,13 @@ def test_all_jobs_have_the_command_s_time(hydra):
     _, composed = hydra
     compose = Composer(*hydra)
     times = {
-        each.hydra.sweep.dir for each in (compose(["seed=1"], 0), compose(["optimizer=adam"], 1), composed)
+        each.hydra.sweep.dir
+        for each in (compose(["seed=1"], 0, SWEEP), compose(["optimizer=adam"], 1, SWEEP), composed)
     }
     assert len(times) == 1
     assert copy.deepcopy(composed).hydra.sweep.dir in times
 
 
 def test_a_job_s_name_has_its_overrides_without_excluded_ones(hydra):
-    found = Composer(*hydra)(["seed=1", "optimizer=adam", "optimizer.lr=0.5"], 0)
+    found = Composer(*hydra)(["seed=1", "optimizer=adam", "optimizer.lr=0.5"], 0, SWEEP)
     assert found.hydra.job.override_dirname == "optimizer.lr=0.5,optimizer=adam"

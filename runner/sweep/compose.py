@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
@@ -22,8 +23,8 @@ class Composer:
         self._parser = OverridesParser.create()
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
-    def __call__(self, overrides: Sequence[str], number: int) -> DictConfig:
-        """The job's whole config, with its `hydra` node."""
+    def __call__(self, overrides: Sequence[str], number: int, folder: Path) -> DictConfig:
+        """The whole config of a job of the sweep in `folder`, with its `hydra` node."""
         parsed = self._parser.parse_overrides(overrides=list(overrides))
         groups = [each for each in parsed if self._loader.repository.group_exists(each.key_or_group)]
         values = [each for each in parsed if each not in groups]
@@ -33,6 +34,7 @@ class Composer:
             composed = self._loader.load_sweep_config(self._config, list(overrides))
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = number
+            composed.hydra.runtime.output_dir = str(folder / str(composed.hydra.sweep.subdir))
         return composed
 
     def _changed(

@@ -27,7 +27,7 @@ from runner.sweep.compose import without_hydra
 from runner.sweep.source import FAILED, FINISHED, KILLED, PRUNED, Trial
 from runner.tracking.found import Found
 
-Compose = Callable[[Sequence[str], int], DictConfig]
+Compose = Callable[[Sequence[str], int, Path], DictConfig]  # overrides, number, the sweep's folder
 JOB, OVERRIDES, STATUS, IDENTITY, BASIS = (
     f"runner.{name}" for name in ("job", "overrides", "status", "identity", "basis")
 )  # tags of a job's run
@@ -73,9 +73,10 @@ class SweepJob:
 def load(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: Path, known: Known) -> SweepJob:
     """The job, composed; its data have been looked at. Raises RunnerError that names it."""
     with _named(trial):
-        composed = without_hydra(compose(trial.overrides, trial.number))
+        composed = compose(trial.overrides, trial.number, folder)
+        run_dir = Path(composed.hydra.runtime.output_dir)
         overrides = secrets.masked(trial.overrides)
-        request = Request.of(composed, overrides, folder / str(trial.number), roots)
+        request = Request.of(without_hydra(composed), overrides, run_dir, roots)
         config.check_targets(request.experiment)
         prepare.check_kind(request.experiment)
         basis = _sha256(code_version(request.values, roots), _content(request.experiment, known))

@@ -28,14 +28,29 @@ Values = dict[int, float | None]  # the best of checkpoint.monitor by job
 
 
 class Sweep:
-    """One command. `folder` is where a new one goes; `first` are the overrides of a job that stands for all."""
+    """One command. `folder` is where a new one goes; `first` are the overrides of a job that stands for all; `yaml` is what
+    Hydra made of the command, without secrets."""
 
     def __init__(
-        self, compose: Compose, roots: tuple[str, ...], folder: Path, screen: Screen, first: Sequence[str]
+        self,
+        compose: Compose,
+        roots: tuple[str, ...],
+        folder: Path,
+        screen: Screen,
+        first: Sequence[str],
+        yaml: str,
     ) -> None:
-        self._compose, self._roots, self._screen, self._folder = compose, roots, screen, folder
+        self._compose, self._roots, self._screen, self._folder, self._yaml = (
+            compose,
+            roots,
+            screen,
+            folder,
+            yaml,
+        )
         self._outputs, self._known = Path.cwd() / "outputs", Known()
-        self._first = jobs.load(compose, Trial(0, tuple(first)), roots, folder, self._known)
+        # The same wherever the sweep is: it is known by what this one says.
+        anywhere = self._outputs / "multiruns" / "…"
+        self._first = jobs.load(compose, Trial(0, tuple(first)), roots, anywhere, self._known)
         self._settings = self._first.experiment
 
     def run(self, typed: Sequence[str], open_source: OpenSource) -> tuple[int, Values]:
@@ -64,6 +79,8 @@ class Sweep:
         execution = Execution(
             settings, source, known, self._next, self._known, parent, pool, example, common, screen
         )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "multirun.yaml").write_text(self._yaml)
         screen.start()
         status = None
         try:

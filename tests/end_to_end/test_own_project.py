@@ -43,7 +43,8 @@ def test_a_multirun_goes_on_after_a_failed_job_whose_error_is_reported_once(
     }
     assert children == {result["run_id"] for result in results}
     assert parent.info.status == client.get_run(results[0]["run_id"]).info.status == "FAILED"
-    table = done.stdout.splitlines()[-2:]
-    assert [line.split()[0] for line in table] == ["0", "1"]
-    assert "model.fail_on_rank=1  FAILED  rank 1: ValueError: the sky fell" in table[0]
-    assert "FINISHED  val/loss" in table[1]
+    *_, best, count, failed, page = done.stdout.splitlines()
+    assert best.split()[:4] == ["1", "1", "0.6978", "null"]
+    assert count == "2 jobs: 1 finished, 1 failed"
+    assert failed.startswith("job 0 FAILED: rank 1: ValueError: the sky fell")
+    assert (project / page.removeprefix("page ")).read_text().startswith("<!doctype html>")

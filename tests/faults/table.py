@@ -28,6 +28,8 @@ MUST = {
     18: ("MLflow down at the start", "refused in < 15 s, or trains and is recorded later; by config"),
     19: ("MLflow dies or hangs", "≤ 10 s longer; hash equal; every metric there once in the end"),
     22: ("resume with other workers", "refused or exact steps, never silent"),
+    23: ("a job of a sweep fails", "the others run; listed with its reason; exit code not 0"),
+    24: ("a sweep is killed", "again: finished jobs are not run, the interrupted one resumes"),
     BAD_INPUT: ("bad input", "one line with what to type, exit code 2, < 3 s, nothing launched"),
 }
 

@@ -20,7 +20,7 @@ class Faulty(nn.Module):
 
     `folder` keeps what happened: in `rank-R-PID` the forwards of each process, in `moments` a line of time.time() and
     pid for each fault; it lies in the run's folder. The fault waits until the checkpoint `after` is written. `once`: not
-    again in a process that is started later. Nothing happens on the driver.
+    again in a process that is started later. Nothing happens on the driver. `by_width`: other kinds for some widths.
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class Faulty(nn.Module):
         once=True,
         seconds=0.1,
         folder=None,
+        by_width=None,
     ):
         super().__init__()
+        kind = (by_width or {}).get(width, kind)
         # Dropout, so that a resumed training needs each rank's random numbers too.
         self.layers = nn.Sequential(
             nn.Linear(in_features, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, out_features)
