@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -26,9 +27,11 @@ from runner.report.console import Screen, error_line
 from runner.request import Request
 from runner.reword import EXPECTED, flags_and_overrides, reword
 from runner.run_folder import write_composed
-from runner.sweep.job import Compose
-from runner.sweep.sweep import OpenSource, Sweep
 from runner.verbs.train import train
+
+if TYPE_CHECKING:
+    from runner.sweep.job import Compose
+    from runner.sweep.sweep import OpenSource
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF = PROJECT / "conf"
@@ -146,6 +149,8 @@ class Jobs:
         yaml: str,
     ) -> dict[int, float | None]:
         """Called by the launcher, for a sweeper of somebody else's once a batch; the monitored values by job."""
+        from runner.sweep.sweep import Sweep
+
         sweep = Sweep(compose, self._roots, folder, self._screen, first, yaml)
         code, values = sweep.run(typed, open_source)
         self._code = max(self._code, code)

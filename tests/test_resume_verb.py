@@ -50,7 +50,7 @@ def screen():
 
 
 def printed(screen):
-    return screen._console.file.getvalue()
+    return screen.console.file.getvalue()
 
 
 def run_file(run_dir, overrides=SMALL, **changes):

@@ -1,8 +1,9 @@
-"""A study on paper, from planted results; and the multirun that makes one."""
+"""A study on paper, from planted results; and what a multirun that is one reports."""
 
 from __future__ import annotations
 
 import csv
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from runner.errors import ConfigError, TrainingError
 from runner.report import study_page
 from runner.report.console import Screen
-from runner.schema import Experiment, Study
-from runner.sweep.grid import Grid
+from runner.schema import Study as StudyKind
 from runner.tracking import NullRecord
 from tests.fakes import make_experiment
 from tests.test_study import planted, study, with_best_lr
@@ -113,66 +112,50 @@ class Record(NullRecord):
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
         self.artifacts: list[Path] = []
-        self.status = ""
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
+    def log_metrics(self, metrics: dict[str, float], step: int = 0) -> None:
         self.metrics |= metrics
 
     def log_artifact(self, path: Path) -> None:
         self.artifacts.append(path)
 
-    def finish(self, status: str, error: str | None = None) -> None:
-        self.status = status
 
-
-def grid_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Grid, Record, Console]:
-    record, console = Record(), Console(record=True, width=200, file=None, quiet=False)
-    monkeypatch.setattr("runner.sweep.grid.open_record", lambda *_: record)
-    return Grid(tmp_path, tmp_path / "sweep", Screen(console)), record, console
-
-
-def job(grid: Grid, kappa: int, seed: int, value: float | Exception, **settings: Any) -> None:
-    """A job of batch κ, its LR 0.1 × κ."""
+def job(kappa: int, seed: int, value: float | str, **settings: Any) -> study_page.Job:
+    """A job of batch κ, its LR 0.1 × κ, which came to a value, or failed with an error."""
     chosen = {
         "scaling.num_workers": 1,
         "trainer.batch_size": 1,
         "trainer.accumulation_steps": kappa,
         "seed": seed,
-        "study": Study.lr_scaling,
+        "study": StudyKind.lr_scaling,
     }
-    experiment: Experiment = make_experiment({**chosen, **settings})
-
-    def train() -> dict[str, Any]:
-        grid.parent_run_id(experiment)
-        if isinstance(value, Exception):
-            raise value
-        return {"status": "FINISHED", "best": {"val/loss": value}, "metrics": {}}
-
-    grid.run((f"trainer.accumulation_steps={kappa}", f"seed={seed}"), train)
+    failed = {"status": "FAILED", "best": {}, "error": value}
+    done = {"status": "FINISHED", "best": {"val/loss": value}}
+    return make_experiment({**chosen, **settings}), failed if isinstance(value, str) else done
 
 
-DIVERGED = TrainingError(
-    "rank 0: TrainingError: step 3: the loss of rank 0 is not finite; type a lower optimizer.lr"
-)
+def reported(folder: Path, *jobs: study_page.Job) -> tuple[int, Record, str]:
+    """(how many diverged, what the parent run got, what was printed)."""
+    record, console = Record(), Console(record=True, width=200, file=StringIO())
+    diverged = study_page.report(jobs, folder, record, Screen(console))
+    return diverged, record, console.export_text()
 
 
-def test_a_multirun_that_is_a_study_ends_with_files_metrics_and_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid, record, console = grid_of(tmp_path, monkeypatch)
-    for kappa in (1, 4):
-        for seed in (0, 1):
-            job(grid, kappa, seed, 0.5)
-    assert grid.finish() == 0
+DIVERGED = "rank 0: TrainingError: step 3: the loss of rank 0 is not finite; type a lower optimizer.lr (full trace …)"
+
+
+def test_a_multirun_that_is_a_study_ends_with_files_metrics_and_a_table(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "study"
-    assert record.status == "FINISHED"
+    jobs = [job(kappa, seed, 0.5) for kappa in (1, 4) for seed in (0, 1)]
+    diverged, record, printed = reported(folder, *jobs)
+    assert diverged == 0
     assert record.artifacts == [folder]
     assert record.metrics == pytest.approx(
         {"study/exponent": 1.0, "study/exponent_low": 1.0, "study/exponent_high": 1.0}
     )
     assert {path.name for path in folder.iterdir()} == {"table.txt", "table.csv", "trials.csv", "plot.png"}
     table = (folder / "table.txt").read_text()
-    assert table in console.export_text()
+    assert table == printed
     assert "4      4  1 × 1 × 4 simulated  0.5000 ± 0.0000 (2)\n" in table
     with (folder / "trials.csv").open() as file:
         trials = list(csv.DictReader(file))
@@ -181,72 +164,25 @@ def test_a_multirun_that_is_a_study_ends_with_files_metrics_and_a_table(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "status"),
-    [(DIVERGED, 0, "FINISHED"), (TrainingError("rank 1 was killed"), 1, "FAILED")],
-)
-def test_a_diverged_job_is_a_result_of_a_study_and_another_failure_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, status: str
-) -> None:
-    grid, record, _ = grid_of(tmp_path, monkeypatch)
-    job(grid, 1, 0, 0.5)
-    job(grid, 4, 0, error)
-    job(grid, 4, 1, 0.5)
-    assert grid.finish() == code
-    assert record.status == status
-    table = (tmp_path / "sweep" / "study" / "table.txt").read_text()
-    assert f"0.5000 ± n/a (1), 1 {'diverged' if code == 0 else 'failed'}" in table
+@pytest.mark.parametrize(("error", "count"), [(DIVERGED, 1), ("rank 1 was killed", 0)])
+def test_a_diverged_job_is_counted_and_another_failure_is_not(tmp_path: Path, error: str, count: int) -> None:
+    diverged, _, printed = reported(tmp_path, job(1, 0, 0.5), job(4, 0, error), job(4, 1, 0.5))
+    assert diverged == count
+    assert f"0.5000 ± n/a (1), 1 {'diverged' if count else 'failed'}\n" in printed
 
 
-def test_a_diverged_job_of_another_multirun_fails_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid, record, _ = grid_of(tmp_path, monkeypatch)
-    job(grid, 1, 0, DIVERGED, study=None)
-    assert grid.finish() == 1
-    assert record.status == "FAILED"
-    assert not (tmp_path / "sweep" / "study").exists()
-
-
-def test_an_interrupted_study_reports_the_jobs_that_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid, record, _ = grid_of(tmp_path, monkeypatch)
-    job(grid, 1, 0, 0.5)
-    with pytest.raises(KeyboardInterrupt):
-        grid.run((), lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    grid.finish("KILLED")
-    assert record.status == "KILLED"
-    assert (
-        "1      1  1 × 1           0.5000 ± n/a (1)"
-        in (tmp_path / "sweep" / "study" / "table.txt").read_text()
-    )
-
-
-def test_a_study_of_refused_jobs_and_dry_runs_has_nothing_to_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid, _, _ = grid_of(tmp_path, monkeypatch)
-
-    def refused() -> dict[str, Any]:
-        raise ConfigError("optimizer.lr=-1: must be above 0")
-
-    grid.run((), refused)
-    grid.run(
-        (),
-        lambda: (
-            {"status": "DRY_RUN"} | {"run": grid.parent_run_id(make_experiment({"study": Study.lr_scaling}))}
-        ),
-    )
-    assert grid.finish() == 1
-    assert not (tmp_path / "sweep" / "study").exists()
+def test_jobs_of_which_none_is_a_trial_have_nothing_to_say(tmp_path: Path) -> None:
+    dry = make_experiment({"study": StudyKind.lr_scaling}), {"status": "DRY_RUN"}
+    assert reported(tmp_path / "study", dry)[0] == 0
+    assert not (tmp_path / "study").exists()
 
 
 def test_a_plot_that_fails_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("no font")
 
-    grid, record, console = grid_of(tmp_path, monkeypatch)
     monkeypatch.setattr(study_page, "draw", broken)
-    job(grid, 1, 0, 0.5)
-    assert grid.finish() == 0
-    assert "the plot could not be drawn: RuntimeError: no font" in console.export_text()
-    assert record.artifacts
+    diverged, record, printed = reported(tmp_path / "study", job(1, 0, 0.5))
+    assert diverged == 0
+    assert printed.endswith("the plot could not be drawn: RuntimeError: no font\n")
+    assert record.artifacts == [tmp_path / "study"]

@@ -16,6 +16,7 @@ from runner.ingest.rows import Arrays
 from runner.learner import build_learner
 from runner.plan import DataFacts, make_plan
 from runner.prepare import check_monitor
+from runner.process_state import settle
 from runner.rehearsal import rehearse
 from runner.resources import ResourcePlan
 from runner.schema import Mode
@@ -70,7 +71,8 @@ def test_every_epoch_is_reported_once_and_a_report_sums_the_training_up(tmp_path
     job, epochs, last = trained(tmp_path)
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3, 4]
     assert last["best"] == min(epochs, key=lambda epoch: epoch["val/loss"])
-    assert sorted(last) == ["best", "examined", "history", "started", "weights_sha256"]
+    assert sorted(last) == ["best", "examined", "history", "pruned", "started", "weights_sha256"]
+    assert last["pruned"] is False
     _, state = checkpoint.load(job.run_dir / "checkpoints" / "step-00000012")
     assert last["weights_sha256"] == checkpoint.weights_sha256(state["weights"])
     json.dumps(last)
@@ -177,7 +179,7 @@ def test_a_rank_enters_the_driver_s_directory_and_import_roots(tmp_path, monkeyp
 
 def test_deterministic_settings_hold_before_anything_is_built(tmp_path):
     job = job_of(tmp_path, {"trainer.deterministic": True, "seed": 5})
-    worker.settle(job.experiment, job.plan)
+    settle(job.experiment, job.plan)
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert torch.get_num_threads() == job.plan.resources.threads == 1

@@ -18,7 +18,7 @@ FIRST_ROWS = 1000  # of what is read as it is needed
 
 def content(data: Data, target: dict[str, Any]) -> str:
     """sha256, in hexadecimal: of arrays all bytes; of what is read later its first rows, and the names, sizes and times of the
-    files that `target`'s arguments mean."""
+    files that `target`'s arguments mean: paths, patterns, folders with all that is in them."""
     hashed = hashlib.sha256()
     for name, rows in sorted(data.splits.items()):
         hashed.update(f"{name} {len(rows)}\n".encode())
@@ -39,5 +39,6 @@ def _files(target: dict[str, Any]) -> list[Path]:
     for value in build.arguments(target).values():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and "\0" not in text and len(text) < 4096:
-                found |= {path for path in map(Path, glob.glob(text, recursive=True)) if path.is_file()}  # noqa: PTH207 (absolute patterns too)
-    return sorted(found)
+                for path in map(Path, glob.glob(text, recursive=True)):  # noqa: PTH207 (absolute patterns too)
+                    found |= {path, *(path.rglob("*") if path.is_dir() else ())}
+    return sorted(path for path in found if path.is_file())

@@ -60,9 +60,7 @@ class SweepJob:
         values = {
             each["epoch"]: each[self.monitor] for each in result.get("history", ()) if self.monitor in each
         }
-        value = (result.get("best") or {}).get(self.monitor)
-        if value is None and NOT_FINITE in str(result.get("error")):
-            value = math.nan  # it diverged
+        value = value_of((result.get("best") or {}).get(self.monitor), result.get("error"))
         return replace(self.trial, status=result["status"], value=value, values=values)
 
     @property
@@ -132,6 +130,11 @@ def status_of(run: Found) -> str:
     status = run.tags.get(STATUS) or run.status
     was_lost = run.tags.get("runner.error", "").startswith(DRIVER_LOST)
     return status if status in (FINISHED, PRUNED, FAILED) and not was_lost else KILLED
+
+
+def value_of(best: float | None, error: str | None) -> float | None:
+    """What a search learns of a job: the best of checkpoint.monitor; NaN where it diverged before there was one."""
+    return math.nan if best is None and NOT_FINITE in (error or "") else best
 
 
 @contextmanager

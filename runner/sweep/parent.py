@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.recording import finish_delivery
 from runner.run_folder import Result, locked
 from runner.schema import Backend, Experiment
-from runner.sweep.job import CACHED, JOB, OVERRIDES, STATUS, SweepJob, status_of
+from runner.sweep.job import CACHED, JOB, OVERRIDES, STATUS, SweepJob, status_of, value_of
 from runner.sweep.source import FAILED, KILLED, Trial
 from runner.tracking import NullRecord, RunRecord, open_record, reopen_record, store_uri
 from runner.tracking.found import Found, find, history
@@ -67,7 +67,7 @@ class Store:
                 int(run.tags[JOB]),
                 tuple(json.loads(run.tags.get(OVERRIDES, "[]"))),
                 None if status_of(run) in again else status_of(run),
-                run.metrics.get(f"best/{monitor}"),
+                value_of(run.metrics.get(f"best/{monitor}"), run.tags.get("runner.error")),
                 values,
             )
         return sorted(newest.values(), key=lambda trial: trial.number)

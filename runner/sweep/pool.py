@@ -89,12 +89,13 @@ class Pool:
         with self._changed:
             self._waiting.append(number)
             try:
-                while (
-                    session := self._found(experiment, kind) if min(self._waiting) == number else None
-                ) is None:
+                session = None
+                while session is None:
                     if self._stopping.is_set():
                         raise KeyboardInterrupt
-                    self._changed.wait()
+                    session = self._found(experiment, kind) if min(self._waiting) == number else None
+                    if session is None:
+                        self._changed.wait()
                 self._busy.add(id(session))
                 return Lease(self, session, experiment)
             finally:

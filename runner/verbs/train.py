@@ -234,7 +234,8 @@ def describe_result(record: RunRecord, result: Result, plan: Plan) -> None:
     if result["status"] == "PRUNED":
         tags["runner.pruned"] = result["pruned"]
     record.set_tags(tags)
-    best = {f"best/{key}": value for key, value in result["best"].items() if key.startswith("val/")}
+    shown = {key for key in result["best"] if key.startswith("val/") or key == plan.goal.monitor}
+    best = {f"best/{key}": result["best"][key] for key in sorted(shown)}
     step = round(result["metrics"].get("epoch", 0) * plan.steps_per_epoch)
     record.log_metrics({**best, "seconds/total": result["seconds"]["total"]}, step)
 
