@@ -60,8 +60,9 @@ class Execution:
         self._lock = threading.Lock()  # of the source
         self._ended: SimpleQueue[tuple[SweepJob, Result | None]] = SimpleQueue()  # None: it was not begun
         self._active = 0  # jobs that are not in `results` yet
-        # Prepared while others train; but what tpe tries next depends on how they end.
-        self._ahead = 0 if settings.search.method is Method.tpe else 1 + CLOSING
+        # Ready while others train; but what tpe tries next, and whether there is a next one at all, depends on how they end.
+        depends = settings.search.method is Method.tpe or settings.sweep.on_failure is OnFailure["stop"]
+        self._ahead = 0 if depends else 1 + CLOSING
         self._prunes = settings.search.method is Method.asha
 
     def run(self) -> None:
