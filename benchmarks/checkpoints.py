@@ -23,12 +23,13 @@ import runner.worker
 from runner import config
 from runner.__main__ import request_of
 from runner.communicator import Communicator
+from runner.job import Job, Memory
 from runner.prepare import prepare
 from runner.saving import Due
 from runner.tracking import open_record
 from runner.train_state import TrainState
 from runner.verbs.proof_jobs import groups, job_of, memory_of
-from runner.worker import Job, Memory, train_loop_per_worker
+from runner.worker import train_loop_per_worker
 
 EVERY = 50
 TRAINING = (

@@ -184,7 +184,7 @@ def _write(
     attachments: Mapping[str, bytes],
 ) -> None:
     """All files of a checkpoint, and on the disk when this returns."""
-    save_file(_apart(weights), folder / WEIGHTS)
+    save_file(apart(weights), folder / WEIGHTS)
     with (folder / STATE).open("wb") as file:  # by name, torch would hide which error the disk gave
         torch.save(state, file)
     for name, content in attachments.items():
@@ -199,7 +199,7 @@ def _write(
         _sync(path)
 
 
-def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights as safetensors takes them: on the CPU, contiguous, none sharing memory with another."""
     taken: set[int] = set()
     apart: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""What a training changes of its process, and what puts it back, so that the next one starts as in a fresh process."""
+"""What a training may change of its process, and what puts it back, so that the next one starts as in a fresh process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from pathlib import Path
 
 import torch
 
-from runner.plan import Plan
 from runner.rank_state import random_state, set_random_state
-from runner.schema import Experiment
 
 GLOBAL_HOOKS = (  # of torch.nn.modules.module: what register_module_…_hook adds to, for all modules
     "_global_backward_pre_hooks",
@@ -28,16 +26,6 @@ GLOBAL_HOOKS = (  # of torch.nn.modules.module: what register_module_…_hook ad
 CUDNN = ("allow_tf32", "benchmark", "deterministic", "enabled")  # of torch.backends.cudnn
 
 
-def settle(experiment: Experiment, plan: Plan) -> None:
-    """Threads, determinism and random numbers, before anything is built."""
-    torch.set_num_threads(plan.resources.threads)  # Ray sets OMP_NUM_THREADS, which torch has read by now
-    if experiment.trainer.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
-    torch.backends.cudnn.benchmark = not experiment.trainer.deterministic
-    torch.manual_seed(experiment.seed)  # the same on all ranks while the model is built
-
-
 class ProcessState:
     """As it is now; `restore` brings it back. What a user's module keeps in variables of its own stays as it is."""
 
@@ -49,7 +37,8 @@ class ProcessState:
         self._threads, self._matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
         self._cudnn = {name: getattr(torch.backends.cudnn, name) for name in CUDNN}
 
-    def restore(self) -> None:
+    def restore(self, compiled: bool = False) -> None:
+        """`compiled`: torch.compile was used."""
         os.environ.clear()
         os.environ.update(self._environment)
         os.chdir(self._folder)
@@ -68,9 +57,10 @@ class ProcessState:
             setattr(torch.backends.cudnn, name, value)
         torch.autograd.set_detect_anomaly(False)
         torch.set_grad_enabled(True)
-        if "torch._dynamo" in sys.modules:
+        if compiled:
             torch._dynamo.reset()
         gc.collect()
+        gc.freeze()  # what is left is imported modules, mostly: to look through them takes a fifth of a second a job
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         set_random_state(self._random)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from runner import checkpoint, rank_state, schema
@@ -23,6 +24,7 @@ from runner.snapshot import Snapshot, copy_of
 from runner.tracking import Measured
 from runner.train_state import Metrics, NewLR, Stretch, TrainState
 
+FINAL = "final.safetensors"  # in a run's folder: the weights of a model that is not stored yet
 LOOK_SECONDS = 1.0  # between two looks at rank 0's clock
 EPOCH_SEED = 0x9E3779B1  # a stride between the seeds of steps, where ranks get new random numbers
 
@@ -196,6 +198,16 @@ def agree(model: nn.Module, evaluated: nn.Module, communicator: Communicator) ->
             "the ranks ended with different weights: is a parameter changed outside the optimizer?"
         )
     return checkpoint.weights_sha256(evaluated.state_dict())
+
+
+def write_final(evaluated: nn.Module, folder: Path) -> None:
+    """The weights as `read_final` gives them to a model of the same kind."""
+    save_file(checkpoint.apart(evaluated.state_dict()), folder / FINAL)
+
+
+def read_final(model: nn.Module, folder: Path) -> None:
+    model.load_state_dict(load_file(folder / FINAL))
+    (folder / FINAL).unlink()
 
 
 def _newest(root: Path, fetch: Callable[[], Iterable[Path]]) -> tuple[str, dict[str, Any]] | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from runner import schema, secrets
 from runner.checkpoint_writer import Writer
@@ -25,18 +23,15 @@ from runner.ingest.batches import Ingest, Place, placement
 from runner.ingest.dataloader import LoaderIngest
 from runner.ingest.observed import ObservedIngest
 from runner.ingest.ray_data import RayDataIngest
-from runner.ingest.row_order import Sampler
-from runner.ingest.rows import Splits
-from runner.ingest.tensors import TensorIngest, as_tensors
+from runner.ingest.tensors import TensorIngest, example
+from runner.job import Job, Memory
 from runner.learner import build_learner
 from runner.loop import fit, restart
-from runner.parameters import Weights
-from runner.plan import DataFacts, Plan
-from runner.process_state import settle
+from runner.plan import Plan
 from runner.profile import FOLDER, ProfiledIngest
 from runner.rank_log import aside, captured, log_path
 from runner.run_folder import locked
-from runner.saving import Due, Training, agree, resume, snapshot
+from runner.saving import Due, Training, agree, resume, snapshot, write_final
 from runner.schema import Experiment
 from runner.snapshot import Snapshot
 from runner.tracking import NullTracker, Tracker, open_tracker
@@ -45,42 +40,16 @@ from runner.train_state import Metrics, TrainState
 from runner.watchdog import NullWatchdog, Watchdog, open_watchdog
 
 REPORT_SECONDS = 1.0
-MODEL_EXAMPLE_ROWS = 2  # with a single row torch.export would fix the batch size at 1
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that a rank needs besides the data; plain and picklable."""
-
-    experiment: Experiment
-    plan: Plan
-    data: DataFacts
-    run_dir: Path
-    run_id: str | None
-    tracking_uri: str | None
-    working_dir: Path
-    import_roots: tuple[str, ...]
-    attachments: Mapping[str, bytes]  # files that every checkpoint keeps: the fitted preprocessing
-    fingerprint: str = ""  # of what the numbers depend on
-    resumes: bool = False  # a run that was begun before
-    to_beat: float | None = None  # a sweep's best value so far; only what is better gets a model and plots
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What ranks share by Ray's shared memory: one copy a node."""
-
-    splits: Splits
-    initial: Weights | None = None  # what the model starts from
-    sampler: Sampler | None = None  # the user's order of the training rows
 
 
 Shards = Mapping[str, Any]
+Report = Callable[
+    [dict[str, Any]], None
+]  # called equally often on every rank; rank 0's values reach the driver
 Connect = Callable[[], Communicator]
-# Called equally often on every rank; rank 0's values reach the driver.
-Report = Callable[[dict[str, Any]], None]
-# Asked after each validation, by all ranks, and answered alike: whether to stop here.
-IsPruned = Callable[[Metrics], bool]
+IsPruned = Callable[
+    [Metrics], bool
+]  # asked after each validation, by all ranks, and answered alike: whether to stop here
 
 
 def train_loop_per_worker(
@@ -106,8 +75,9 @@ def train_loop_per_worker(
         except (Exception, SystemExit) as error:
             failed(error)
             if isinstance(lost := lost_peer(error), LostPeerError):
-                # A consequence: the trace of the cause is in another rank's log.
-                print(f"rank {rank}: {lost}")
+                print(
+                    f"rank {rank}: {lost}"
+                )  # a consequence: the trace of the cause is in another rank's log
             else:
                 with aside():
                     traceback.print_exc()
@@ -193,9 +163,7 @@ def train(
         trained_to: dict[str, Any] = {"history": unreported, "best": training.best, "started": started}
         trained_to["weights_sha256"] = agree(learner.model, model, communicator)
         trained_to["pruned"] = pruned
-        is_shown = job.to_beat is None or plan.goal.is_better(
-            training.best.get(plan.goal.monitor), job.to_beat
-        )
+        is_shown = not job.best_only or plan.goal.is_better(training.best.get(plan.goal.monitor), job.to_beat)
         if experiment.tracking.plots and is_shown:
             task = experiment.dataset.task
             trained_to["examined"] = examine(model, task, ingest, job.data, communicator, learner.autocast)
@@ -204,7 +172,10 @@ def train(
         report(trained_to)  # before the model is stored: the driver draws the plots meanwhile
         writer.close()
         if rank == 0 and experiment.tracking.log_model and is_shown:
-            tracker.log_model(model, place(example(memory.splits)).cpu())
+            if job.best_only:  # to store a model takes seconds: that is for the one that stays the best
+                write_final(model, job.run_dir)
+            else:
+                tracker.log_model(model, example(memory.splits))
     report({"seconds": {"training": trained - started, "tracking": time.time() - trained}})
 
 
@@ -243,12 +214,6 @@ def tracking(tracker: Tracker, delivers: bool) -> Iterator[Tracker]:
     close()
 
 
-def example(splits: Splits) -> Tensor:
-    """Inputs of a few rows, as the model takes them."""
-    inputs, _ = as_tensors(splits["val"].read(0, 1))
-    return inputs.repeat_interleave(MODEL_EXAMPLE_ROWS, dim=0)
-
-
 def open_ingest(job: Job, memory: Memory, shards: Shards, rank: int, place: Place) -> Ingest:
     trainer, dataset, seed = job.experiment.trainer, job.experiment.dataset, job.experiment.seed
     splits, sampler = memory.splits, memory.sampler
@@ -264,15 +229,14 @@ def open_ingest(job: Job, memory: Memory, shards: Shards, rank: int, place: Plac
     return ingest
 
 
-def enter(job: Job) -> None:
-    """The driver's working directory, import roots and secrets, on this rank."""
-    secrets.learn_from_process([])
-    secrets.learn(job)
-    for root in reversed(job.import_roots):
-        if root not in sys.path:
-            sys.path.insert(0, root)
-    if job.working_dir.is_dir():
-        os.chdir(job.working_dir)
+def settle(experiment: Experiment, plan: Plan) -> None:
+    """Threads, determinism and random numbers, before anything is built."""
+    torch.set_num_threads(plan.resources.threads)  # Ray sets OMP_NUM_THREADS, which torch has read by now
+    if experiment.trainer.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    torch.backends.cudnn.benchmark = not experiment.trainer.deterministic
+    torch.manual_seed(experiment.seed)  # the same on all ranks while the model is built
 
 
 def save(

@@ -13,10 +13,10 @@ from runner import checkpoint, saving, worker
 from runner.communicator import SingleProcess
 from runner.errors import ConfigError, TrainingError
 from runner.ingest.rows import Arrays
+from runner.job import enter
 from runner.learner import build_learner
 from runner.plan import DataFacts, make_plan
 from runner.prepare import check_monitor
-from runner.process_state import settle
 from runner.rehearsal import rehearse
 from runner.resources import ResourcePlan
 from runner.schema import Mode
@@ -170,16 +170,14 @@ def test_a_rank_enters_the_driver_s_directory_and_import_roots(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/a", "/b"])
     job = job_of(tmp_path)
-    worker.enter(
-        worker.Job(**{**vars(job), "import_roots": ("/first", "/b", "/second"), "working_dir": tmp_path})
-    )
+    enter(worker.Job(**{**vars(job), "import_roots": ("/first", "/b", "/second"), "working_dir": tmp_path}))
     assert sys.path == ["/first", "/second", "/a", "/b"]
     assert os.getcwd() == str(tmp_path)  # noqa: PTH109
 
 
 def test_deterministic_settings_hold_before_anything_is_built(tmp_path):
     job = job_of(tmp_path, {"trainer.deterministic": True, "seed": 5})
-    settle(job.experiment, job.plan)
+    worker.settle(job.experiment, job.plan)
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert torch.get_num_threads() == job.plan.resources.threads == 1

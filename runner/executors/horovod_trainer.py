@@ -20,9 +20,9 @@ from runner.errors import RunnerError
 from runner.executors import nodes
 from runner.executors.ray_train import horovod_config, scaling
 from runner.ingest import ray_data
+from runner.job import Job, Memory
 from runner.profile import FOLDER
 from runner.schema import Ingest
-from runner.worker import Job, Memory
 
 Received = dict[str, Any]
 
@@ -132,7 +132,8 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     from ray.experimental import internal_kv
 
     from runner.communicator import Communicator, HorovodCommunicator
-    from runner.worker import enter, train_loop_per_worker
+    from runner.job import enter
+    from runner.worker import train_loop_per_worker
 
     job: Job = secrets.reveal(config["job"], ray.get(config["secrets"]))
     enter(job)  # what is unpickled below may be of the user's modules

@@ -18,8 +18,9 @@ from runner.diagnosis import diagnose, record_error
 from runner.errors import LaunchError, PreflightError
 from runner.executors.live_rank import Connected
 from runner.ingest import ray_data
+from runner.job import Job, Memory, enter
 from runner.schema import Horovod, Ingest
-from runner.worker import Job, Memory, enter, train_loop_per_worker
+from runner.worker import train_loop_per_worker
 
 # Of a CPU, held by a worker: next to nothing, so that a group starts whatever else is placed. How many threads it
 # computes with is the job's plan.

@@ -21,10 +21,10 @@ from runner.executors.board import Board, Event
 from runner.executors.live_rank import TOGETHER
 from runner.executors.ray_train import scaling
 from runner.ingest import ray_data
+from runner.job import Job, Memory
 from runner.profile import FOLDER
 from runner.resources import ResourcePlan
 from runner.schema import Experiment, Ingest, Placement
-from runner.worker import Job, Memory
 
 TIMELINE = f"{FOLDER}/horovod-timeline.json"
 POLL_SECONDS = 0.5  # that one look at the board takes at most

@@ -53,21 +53,19 @@ def fit(name: str, spec: dict[str, Any]) -> str | None:
 
 def serve(config: dict[str, Any]) -> None:
     """Runs in a Ray worker: train jobs until there are no more."""
-    import gc
-
     import ray
     from ray import train
 
     from runner import secrets
     from runner.executors.live_rank import Connected, kind_of
+    from runner.job import enter
     from runner.process_state import ProcessState
-    from runner.worker import enter, train_loop_per_worker
+    from runner.worker import train_loop_per_worker
 
     board = ray.get_actor(config["board"])
     rank = train.get_context().get_world_rank()
     is_beside_driver = ray.get_runtime_context().get_node_id() == config["node"]
     communicator = Connected(config["horovod"], config["deterministic"], config["timeline"])
-    gc.freeze()  # what is imported by now is not looked at after each job
     state = ProcessState()
     ray.get(board.enlist.remote(ray.get_runtime_context().current_actor))
     for number in itertools.count():
@@ -106,5 +104,5 @@ def serve(config: dict[str, Any]) -> None:
             )
         except Exception as raised:  # noqa: BLE001 (recorded in errors/ and told; the driver decides whether the group goes on)
             error = kind_of(raised)
-        state.restore()
+        state.restore(job.experiment.trainer.compile)
         ray.get(board.tell.remote(("ended", number, rank, error)))

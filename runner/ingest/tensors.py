@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from runner.ingest.batches import Columns, MicroBatch, Place, evaluation_rows, micro_batches
 from runner.ingest.checks import Pair
@@ -13,6 +14,8 @@ from runner.ingest.row_order import Order, Sampler
 from runner.ingest.rows import Splits
 from runner.ingest.sampler import shares
 from runner.plan import Plan
+
+EXAMPLE_ROWS = 2  # with a single row torch.export would fix the batch size at 1
 
 
 class TensorIngest:
@@ -58,3 +61,9 @@ def as_tensors(columns: Pair) -> Columns:
         # Shared memory is read-only, which torch warns about; no row is written in place here.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(columns[0]), torch.from_numpy(columns[1])
+
+
+def example(splits: Splits) -> Tensor:
+    """Inputs of a few rows, as the model takes them, on the CPU."""
+    inputs, _ = as_tensors(splits["val"].read(0, 1))
+    return inputs.repeat_interleave(EXAMPLE_ROWS, dim=0)

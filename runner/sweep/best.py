@@ -1,13 +1,17 @@
-"""The best job so far: what the next one has to beat, and whose plots are drawn in the end."""
+"""The best job so far: what the next one has to beat. In the end it alone gets plots and a stored model, a second each."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
+from runner.known import Known
 from runner.plan import Goal
+from runner.prepare import Prepared, unheard
 from runner.run_folder import locked
+from runner.saving import FINAL, read_final
 from runner.tracking import left_over
 
 
@@ -16,26 +20,47 @@ class Best:
 
     def __init__(self, goal: Goal) -> None:
         self._goal, self._lock = goal, Lock()
+        self.number: int | None = None
         self.value: float | None = None
-        self._plots: tuple[int, Callable[[], None]] | None = None  # the job, and what draws them
+        self._plots: dict[int, Callable[[], None]] = {}  # what draws them, of the best job that has told
 
-    def offer(self, value: float | None) -> None:
+    def offer(self, number: int, value: float | None) -> None:
         with self._lock:
             if self._goal.is_better(value, self.value):
-                self.value, self._plots = value, None
+                self.number, self.value = number, value
 
     def keep(self, number: int, draw: Callable[[], None]) -> None:
-        """Called with what draws the plots of a job that has just beaten the others: it takes a second a job."""
-        self._plots = number, draw
+        with self._lock:
+            if number == self.number:
+                self._plots = {number: draw}
 
-    def draw(self, folder_of: Callable[[int], tuple[Path, str | None]], uri: str | None) -> None:
-        """The plots, also in MLflow; `folder_of` gives a job's folder and run. Nothing where the best job is an earlier run."""
-        if self._plots is None:
-            return
-        number, draw = self._plots
-        folder, run_id = folder_of(number)
+    def complete(
+        self, folder: Path, run_id: str | None, uri: str, job: Prepared | None, known: Known
+    ) -> None:
+        """Plots and model of the best job, in its folder and its MLflow run; `job` is None where it is one of an earlier
+        command, whose plots were drawn then."""
+        draw = self._plots.get(-1 if self.number is None else self.number)
         with locked(folder):
-            draw()
-            if uri is not None:
+            if draw is not None:
+                draw()
                 left_over.add_artifact(folder, uri, run_id, "plots")
-                left_over.deliver_left(folder)
+            if job is not None and (folder / FINAL).exists():
+                path = store_model(job, folder, known)
+                left_over.add_model(folder, uri, run_id, path)
+            left_over.deliver_left(folder)
+
+
+def store_model(job: Prepared, folder: Path, known: Known) -> Path:
+    """The model with the final weights that the job has left, as MLflow stores models."""
+    from runner import learner
+    from runner.ingest.tensors import example
+    from runner.tracking.mlflow import save_model
+    from runner.tracking.spool import FOLDER, MODEL
+
+    data = known.data(job.experiment)
+    path = folder / FOLDER / f"{MODEL}{time.time_ns()}"
+    with unheard():
+        model = learner.construct(job.experiment, job.plan, data.facts)
+        read_final(model, folder)
+        save_model(model, example(data.splits), path)
+    return path

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from runner.errors import RunnerError
+from runner.job import Job, Memory
 from runner.known import Known
 from runner.prepare import Prepared
 from runner.report.console import metrics_line
@@ -27,7 +28,6 @@ from runner.sweep.pool import Lease, Pool
 from runner.sweep.source import FAILED, KILLED, Source, Trial
 from runner.sweep_schema import Method, Models, OnFailure
 from runner.verbs.train import train_job
-from runner.worker import Job, Memory
 
 STOP_SECONDS = 4.0  # for an interrupted job to end
 THREADS = 64
@@ -84,7 +84,7 @@ class Execution:
                 job, result = self._next_ended()
                 if result is None:
                     continue
-                self.best.offer(result["best"].get(job.monitor))
+                self.best.offer(job.trial.number, result["best"].get(job.monitor))
                 with self._lock:
                     self._source.told(job.told(result))
                 self._show(job, result)
@@ -169,7 +169,7 @@ class Execution:
         def execute(ranks: Job, memory: Memory, received: Any, restarted: Any) -> None:
             def heard(values: dict[str, Any]) -> None:
                 history.extend(values.get("history", ()))
-                self.best.offer(values.get("best", {}).get(monitor))
+                self.best.offer(number, values.get("best", {}).get(monitor))
                 received(values)
 
             if not keeps_all:

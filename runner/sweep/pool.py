@@ -11,9 +11,9 @@ from typing import Any
 from runner.diagnosis import diagnose, tried_in_vain
 from runner.executors.session import Answer, EndedError, Kind, Received, Session
 from runner.ingest.arrays import Data
+from runner.job import Job, Memory
 from runner.resources import Machine, ResourcePlan
 from runner.schema import Experiment
-from runner.worker import Job, Memory
 
 Restarted = Callable[[int, str], None]
 

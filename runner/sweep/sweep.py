@@ -14,6 +14,7 @@ from runner.known import Known
 from runner.recording import INTERRUPTED_SECONDS, look_back
 from runner.report.console import Screen
 from runner.report.sweep_screen import SweepScreen
+from runner.saving import FINAL
 from runner.schema import Experiment
 from runner.sweep import job as jobs
 from runner.sweep.execution import Execution
@@ -142,6 +143,17 @@ class Sweep:
                     pool.prestart(job.experiment, job.prepared.plan.resources)
             return pool, opening.result()
 
+    def _complete(self, execution: Execution, parent: Parent) -> None:
+        best, uri = execution.best, parent.record.uri
+        if best.number is not None and uri is not None:
+            job, result = execution.results[best.number]
+            try:
+                best.complete(job.request.run_dir, result["run_id"], uri, job.prepared, self._known)
+            except Exception as error:  # noqa: BLE001 (a user's model; worth a line, not a sweep)
+                self._screen.line(f"the best model could not be stored: {type(error).__name__}: {error}")
+        for job, _ in execution.results.values():
+            (job.request.run_dir / FINAL).unlink(missing_ok=True)
+
     def _finish(self, execution: Execution, parent: Parent, status: str | None) -> int:
         """The leaderboard, the plots of the best job, the parent's status; returns the exit code: 1 if a job failed."""
         from runner.report import leaderboard, leaderboard_files, leaderboard_table
@@ -156,7 +168,7 @@ class Sweep:
         rows += [row for row in before if row.number not in execution.results]
         found = leaderboard.board(f"multirun {self._folder.name}", parent.record.run_id, monitor, mode, rows)
         if status is None:
-            execution.best.draw(lambda number: _where(execution, number), parent.record.uri)
+            self._complete(execution, parent)
             leaderboard_files.report(found, self._folder / "leaderboard", parent.record, self._screen)
         else:
             leaderboard_table.show(found, self._screen)
@@ -168,11 +180,6 @@ class Sweep:
             failed -= study_page.report(studied, self._folder / "study", parent.record, self._screen)
         parent.close(status or (FAILED if failed else FINISHED), INTERRUPTED_SECONDS if status else None)
         return 1 if failed else 0
-
-
-def _where(execution: Execution, number: int) -> tuple[Path, str | None]:
-    job, result = execution.results[number]
-    return job.request.run_dir, result["run_id"]
 
 
 def _all(source: Source) -> list[Trial]:

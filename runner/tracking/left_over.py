@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runner.tracking import Outcome
-from runner.tracking.spool import DRIVER, WRITERS, Address, Entry, Spool
+from runner.tracking.spool import DRIVER, WRITERS, Address, Entry, Spool, within
 
 
 def has_left(folder: Path) -> bool:
@@ -25,6 +25,11 @@ def end_lost_run(folder: Path, uri: str, run_id: str | None, error: str) -> None
 def add_artifact(folder: Path, uri: str, run_id: str | None, name: str) -> None:
     """What was made of a run after its end: a file or folder in that of the run."""
     _add(folder, uri, run_id, {"kind": "artifact", "path": name})
+
+
+def add_model(folder: Path, uri: str, run_id: str | None, path: Path) -> None:
+    """A model that was saved after its run's end."""
+    _add(folder, uri, run_id, {"kind": "model", "path": within(folder, path), "mark": path.name})
 
 
 def _add(folder: Path, uri: str, run_id: str | None, entry: Entry) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from runner.errors import RunnerError
 from runner.tracking import Measured
 from runner.tracking.delivery import Delivery
-from runner.tracking.spool import FOLDER, MODEL, RANK_0, RANK_0_FILES, Address, Spool
+from runner.tracking.spool import FOLDER, MODEL, RANK_0, RANK_0_FILES, Address, Spool, within
 from runner.tracking.store import prepare
 
 FIRST_FLUSH_SECONDS = 10.0
@@ -105,12 +105,6 @@ def save_model(model: Any, example: Any, path: Path) -> None:
         print(f"the model cannot be exported ({type(error).__name__}); stored as a pickle instead")
         shutil.rmtree(path, ignore_errors=True)
         mlflow.pytorch.save_model(model, path, serialization_format="pickle", **options)
-
-
-def within(folder: Path, path: Path) -> str:
-    """Relative to `folder` where it lies in it, so that the folder may be moved."""
-    path = path.absolute()
-    return str(path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path)
 
 
 def clean(key: str) -> str:

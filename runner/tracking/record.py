@@ -16,8 +16,8 @@ from runner.secrets import masked
 from runner.tracking import Outcome
 from runner.tracking.delivery import PROBE_SECONDS, Delivery
 from runner.tracking.entries import MAX_PARAM_LENGTH, is_outage
-from runner.tracking.mlflow import clean, within
-from runner.tracking.spool import DRIVER, FOLDER, RANK_0, RANK_0_FILES, Address, Entry, Spool
+from runner.tracking.mlflow import clean
+from runner.tracking.spool import DRIVER, FOLDER, RANK_0, RANK_0_FILES, Address, Entry, Spool, within
 from runner.tracking.store import (
     OTHERWISE,
     OutageError,

@@ -141,3 +141,9 @@ class Spool:
         tail = os.pread(self._file, size - self._delivered, self._delivered)
         if not tail.endswith(b"\n"):
             os.ftruncate(self._file, self._delivered + tail.rfind(b"\n") + 1)
+
+
+def within(folder: Path, path: Path) -> str:
+    """Relative to `folder` where it lies in it, so that the folder may be moved."""
+    path = path.absolute()
+    return str(path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path)

@@ -12,6 +12,7 @@ from runner import checkpoint
 from runner.errors import TrainingError, refuse
 from runner.executors import ray_cluster
 from runner.executors.live_workers import LiveWorkers
+from runner.job import Job, Memory
 from runner.plan import DataFacts, make_plan
 from runner.preflight import this_machine
 from runner.prepare import Prepared
@@ -21,7 +22,6 @@ from runner.schema import Experiment, Precision
 from runner.tracking import store_uri
 from runner.verbs.proof import Compose, proof_folder, trains
 from runner.verbs.train import attachments
-from runner.worker import Job, Memory
 
 Open = Callable[[int], AbstractContextManager[LiveWorkers]]  # so many workers, for the length of a block
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from runner import learner, lightning, schema
 from runner.communicator import Communicator, SingleProcess
 from runner.errors import ConfigError, TrainingError, refuse
+from runner.job import Job, Memory
 from runner.ledger import plan_learning_rate, rule_name
 from runner.plan import DataFacts
 from runner.prepare import Prepared, prepare
@@ -38,7 +39,7 @@ from runner.verbs.proof_jobs import (
     settled,
     store_of,
 )
-from runner.worker import Job, Memory, train_loop_per_worker
+from runner.worker import train_loop_per_worker
 
 TOLERANCE = 1e-9  # of a weight
 STEPS = 5

@@ -24,8 +24,8 @@ from runner.run_folder import Result, locked, take, write_result
 from runner.tracking import RunRecord
 
 if TYPE_CHECKING:
+    from runner.job import Job, Memory
     from runner.plan import Plan
-    from runner.worker import Job, Memory
 
 CREATING_SECONDS = 5.0  # for a store's first tables
 DONE = ("FINISHED", "PRUNED")  # of a training that ended as it was to
@@ -131,7 +131,7 @@ def launch(
 ) -> Result:
     """Hand the job to the executor; whatever happens, the run gets its true status and result.json."""
     from runner import retention
-    from runner.worker import Job, Memory
+    from runner.job import Job, Memory
 
     plan, run_dir = prepared.plan, request.run_dir
     job = Job(

@@ -16,8 +16,9 @@ from runner.communicator import SingleProcess
 from runner.dry_run import dry_run
 from runner.errors import ConfigError, PreflightError
 from runner.executors.live_workers import LiveWorkers
+from runner.job import Job, Memory
 from runner.report.console import Screen
-from runner.worker import Job, Memory, train
+from runner.worker import train
 from tests.composed import CONF
 from tests.end_to_end import warm
 from tests.end_to_end.warm import measured, prepared

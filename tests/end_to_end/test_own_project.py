@@ -47,4 +47,4 @@ def test_a_multirun_goes_on_after_a_failed_job_whose_error_is_reported_once(
     assert best.split()[:4] == ["1", "1", "0.6978", "null"]
     assert count == "2 jobs: 1 finished, 1 failed"
     assert failed.startswith("job 0 FAILED: rank 1: ValueError: the sky fell")
-    assert (project / page.removeprefix("page ")).read_text().startswith("<!doctype html>")
+    assert (project / page.removeprefix("page ")).read_text().startswith("<!DOCTYPE html>")
