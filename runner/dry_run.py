@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from runner import worker
 from runner.communicator import SingleProcess
 from runner.ingest.batches import Columns, MicroBatch, placement
 from runner.ingest.tensors import as_tensors
@@ -15,6 +14,7 @@ from runner.learner import build_learner
 from runner.loop import evaluate, monitored, step, summary
 from runner.plan import MAX_EVAL_BATCH
 from runner.prepare import Prepared
+from runner.process_state import settle
 from runner.rehearsal import tried
 from runner.report.console import Screen, metrics_line
 from runner.train_state import Metrics, Stretch
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def dry_run(prepared: Prepared, screen: Screen) -> Metrics:
     """Build everything as a worker does, train on the first rows of one worker's batch, evaluate some others."""
     experiment, plan, data = prepared.experiment, prepared.plan, prepared.data
-    worker.settle(experiment, plan)
+    settle(experiment, plan)
     place = placement(experiment, CPU)
     rows = min(plan.batch_size, plan.train_rows)
     inputs, targets = (place(column) for column in as_tensors(data.splits["train"].read(0, rows)))

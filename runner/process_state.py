@@ -1,4 +1,4 @@
-"""What a training may change of its process, and what puts it back, so that the next one starts as in a fresh process."""
+"""What a training changes of its process, and what puts it back, so that the next one starts as in a fresh process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
+from runner.plan import Plan
 from runner.rank_state import random_state, set_random_state
+from runner.schema import Experiment
 
 GLOBAL_HOOKS = (  # of torch.nn.modules.module: what register_module_…_hook adds to, for all modules
     "_global_backward_pre_hooks",
@@ -24,6 +26,16 @@ GLOBAL_HOOKS = (  # of torch.nn.modules.module: what register_module_…_hook ad
     "_global_parameter_registration_hooks",
 )
 CUDNN = ("allow_tf32", "benchmark", "deterministic", "enabled")  # of torch.backends.cudnn
+
+
+def settle(experiment: Experiment, plan: Plan) -> None:
+    """Threads, determinism and random numbers, before anything is built."""
+    torch.set_num_threads(plan.resources.threads)  # Ray sets OMP_NUM_THREADS, which torch has read by now
+    if experiment.trainer.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
+    torch.backends.cudnn.benchmark = not experiment.trainer.deterministic
+    torch.manual_seed(experiment.seed)  # the same on all ranks while the model is built
 
 
 class ProcessState:

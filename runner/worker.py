@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from runner import schema, secrets
 from runner.checkpoint_writer import Writer
@@ -27,12 +24,11 @@ from runner.ingest.tensors import TensorIngest, example
 from runner.job import Job, Memory
 from runner.learner import build_learner
 from runner.loop import fit, restart
-from runner.plan import Plan
+from runner.process_state import settle
 from runner.profile import FOLDER, ProfiledIngest
 from runner.rank_log import aside, captured, log_path
 from runner.run_folder import locked
 from runner.saving import Due, Training, agree, resume, snapshot, write_final
-from runner.schema import Experiment
 from runner.snapshot import Snapshot
 from runner.tracking import NullTracker, Tracker, open_tracker
 from runner.tracking.artifacts import fetch_if_it_answers
@@ -43,13 +39,11 @@ REPORT_SECONDS = 1.0
 
 
 Shards = Mapping[str, Any]
-Report = Callable[
-    [dict[str, Any]], None
-]  # called equally often on every rank; rank 0's values reach the driver
 Connect = Callable[[], Communicator]
-IsPruned = Callable[
-    [Metrics], bool
-]  # asked after each validation, by all ranks, and answered alike: whether to stop here
+# Called equally often on every rank; rank 0's values reach the driver.
+Report = Callable[[dict[str, Any]], None]
+# Asked after each validation, by all ranks, and answered alike: whether to stop here.
+IsPruned = Callable[[Metrics], bool]
 
 
 def train_loop_per_worker(
@@ -75,9 +69,8 @@ def train_loop_per_worker(
         except (Exception, SystemExit) as error:
             failed(error)
             if isinstance(lost := lost_peer(error), LostPeerError):
-                print(
-                    f"rank {rank}: {lost}"
-                )  # a consequence: the trace of the cause is in another rank's log
+                # A consequence: the trace of the cause is in another rank's log.
+                print(f"rank {rank}: {lost}")
             else:
                 with aside():
                     traceback.print_exc()
@@ -227,16 +220,6 @@ def open_ingest(job: Job, memory: Memory, shards: Shards, rank: int, place: Plac
     if trainer.profile_steps and rank == 0:
         ingest = ProfiledIngest(ingest, trainer.profile_steps, job.run_dir / FOLDER / "torch-trace.json")
     return ingest
-
-
-def settle(experiment: Experiment, plan: Plan) -> None:
-    """Threads, determinism and random numbers, before anything is built."""
-    torch.set_num_threads(plan.resources.threads)  # Ray sets OMP_NUM_THREADS, which torch has read by now
-    if experiment.trainer.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(experiment.trainer.deterministic)
-    torch.backends.cudnn.benchmark = not experiment.trainer.deterministic
-    torch.manual_seed(experiment.seed)  # the same on all ranks while the model is built
 
 
 def save(

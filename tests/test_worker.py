@@ -17,6 +17,7 @@ from runner.job import enter
 from runner.learner import build_learner
 from runner.plan import DataFacts, make_plan
 from runner.prepare import check_monitor
+from runner.process_state import settle
 from runner.rehearsal import rehearse
 from runner.resources import ResourcePlan
 from runner.schema import Mode
@@ -177,7 +178,7 @@ def test_a_rank_enters_the_driver_s_directory_and_import_roots(tmp_path, monkeyp
 
 def test_deterministic_settings_hold_before_anything_is_built(tmp_path):
     job = job_of(tmp_path, {"trainer.deterministic": True, "seed": 5})
-    worker.settle(job.experiment, job.plan)
+    settle(job.experiment, job.plan)
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert torch.get_num_threads() == job.plan.resources.threads == 1

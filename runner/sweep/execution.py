@@ -173,7 +173,7 @@ class Execution:
                 received(values)
 
             if not keeps_all:
-                ranks = replace(ranks, to_beat=self.best.value)
+                ranks = replace(ranks, best_only=True, to_beat=self.best.value)
             lease.train(ranks, memory, data, heard, restarted, is_pruned if self._prunes else None)
 
         draws_later = None if keeps_all else partial(self.best.keep, number)

@@ -28,6 +28,7 @@ from runner.learner import build_learner
 from runner.loop import evaluate
 from runner.plan import MAX_EVAL_BATCH, DataFacts
 from runner.prepare import Prepared, prepare
+from runner.process_state import settle
 from runner.report.console import Screen
 from runner.schema import Experiment, Task
 from runner.train_state import Metrics
@@ -46,7 +47,7 @@ from runner.verbs.proof_jobs import (
     store_of,
 )
 from runner.verbs.proof_metrics import by_scikit_learn
-from runner.worker import open_ingest, settle
+from runner.worker import open_ingest
 
 SIZES = (1, 2, 3)
 STEPS = 5
