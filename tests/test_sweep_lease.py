@@ -124,10 +124,13 @@ def test_an_error_of_python_code_is_not_tried_again(sessions, tmp_path):
     assert len(sessions) == 1
 
 
-def test_any_other_error_frees_the_session(sessions):
+def test_after_an_error_the_session_is_others_when_it_is_released(sessions):
+    """So that who stops all of them on a failure comes before the next job."""
     pool = pool_of(cpus=1)
     mine = lease(pool)
     Session.ends, Session.survives = [OSError("disk full")], True
     with pytest.raises(OSError, match="disk full"):
         train(mine)
+    assert pool._busy == {id(sessions[0])}
+    mine.release()
     assert lease(pool, 1)._session is sessions[0]
