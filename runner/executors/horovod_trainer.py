@@ -17,8 +17,8 @@ from typing import Any
 from runner import secrets
 from runner.diagnosis import Diagnosis, diagnose, tried_in_vain
 from runner.errors import RunnerError
-from runner.executors import nodes
-from runner.executors.ray_train import horovod_config, scaling
+from runner.executors import nodes, ray_cluster
+from runner.executors.ray_train import horovod_config, scaling, trainer_class
 from runner.ingest import ray_data
 from runner.job import Job, Memory
 from runner.profile import FOLDER
@@ -37,7 +37,6 @@ def run(
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.horovod import HorovodTrainer
 
     from runner.executors.receiver import Receiver, StopWhen
 
@@ -53,7 +52,8 @@ def run(
         memory = replace(memory, splits=ray_data.kept(splits))
     attempts = Attempts(job, restarted)
     open_job, kept = secrets.hide(job)
-    trainer = HorovodTrainer(
+    is_local = ray_cluster.cluster_address(job.experiment.scaling.address) is None and not streams
+    trainer = trainer_class(is_local)(
         _train_loop_per_worker,
         # Ray writes this into files, but for what is in its shared memory. There the arrays are once: one copy a node, read by
         # all its workers.

@@ -16,6 +16,17 @@ def preload() -> None:
     from ray.train.horovod import HorovodTrainer  # noqa: F401
 
 
+def trainer_class(is_local: bool) -> Any:
+    """`is_local`: one machine, and nothing streamed by Ray Data."""
+    if is_local:
+        from runner.executors.local_trainer import LocalHorovodTrainer
+
+        return LocalHorovodTrainer
+    from ray.train.horovod import HorovodTrainer
+
+    return HorovodTrainer
+
+
 def scaling(resources: ResourcePlan, placement: Placement) -> dict[str, Any]:
     """The arguments of ScalingConfig."""
     each = {"CPU": resources.cpus_per_worker}

@@ -73,8 +73,8 @@ class EndedError(Exception):
 class Session:
     """Started without waiting; `train` is called by one thread at a time."""
 
-    def __init__(self, experiment: Experiment, kind: Kind, folder: Path) -> None:
-        """`folder` is for what Ray Train writes."""
+    def __init__(self, experiment: Experiment, kind: Kind, folder: Path, is_local: bool) -> None:
+        """`folder` is for what Ray Train writes; `is_local`: Ray runs on this machine alone."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -100,6 +100,7 @@ class Session:
             "deterministic": experiment.trainer.deterministic,
             "timeline": kind.alone / TIMELINE if kind.alone and experiment.horovod.timeline else None,
             "node": self._node,
+            "is_local": is_local and experiment.dataset.ingest is not Ingest.ray_data,
         }
         self._fit = self._board.fit.remote(self._name, spec)
         self._jobs, self._seen = 0, 0

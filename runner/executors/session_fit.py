@@ -17,15 +17,14 @@ def fit(name: str, spec: dict[str, Any]) -> str | None:
     """Run the ranks of the board `name` to their end. Returns Ray's account of a failure.
 
     `spec`: what ScalingConfig and RunConfig take (`scaling`, `storage_path`, `verbose`), the `horovod` settings, whether they
-    are `deterministic`, the file of Horovod's `timeline` if there is one, and the driver's `node`.
+    are `deterministic`, whether Ray `is_local`, the file of Horovod's `timeline` if there is one, and the driver's `node`.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.horovod import HorovodTrainer
 
-    from runner.executors.ray_train import horovod_config
+    from runner.executors.ray_train import horovod_config, trainer_class
 
     horovod = replace(spec["horovod"], key=None, ssh_str=None)  # Ray writes the ranks' arguments into files
-    trainer = HorovodTrainer(
+    trainer = trainer_class(spec["is_local"])(
         serve,
         train_loop_config={
             "board": name,

@@ -50,6 +50,14 @@ class Best:
             left_over.deliver_left(folder)
 
 
+def preload() -> None:
+    """Import what `complete` needs (about 2 s), while workers are being started."""
+    import matplotlib.figure  # noqa: F401
+    import mlflow.pytorch  # noqa: F401
+    import torch._dynamo
+    import torch.export  # noqa: F401
+
+
 def store_model(job: Prepared, folder: Path, known: Known) -> Path:
     """The model with the final weights that the job has left, as MLflow stores models."""
     from runner import learner

@@ -166,7 +166,7 @@ class Pool:
 
     def _open(self, experiment: Experiment, kind: Kind) -> Session:
         self._forget_closed()
-        session = Session(experiment, kind, self._folder)
+        session = Session(experiment, kind, self._folder, not self._machine.is_cluster)
         self._sessions.append(session)
         return session
 

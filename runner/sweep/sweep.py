@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from runner.report.sweep_screen import SweepScreen
 from runner.saving import FINAL
 from runner.schema import Experiment
 from runner.sweep import job as jobs
+from runner.sweep.best import preload
 from runner.sweep.execution import Execution
 from runner.sweep.job import Action, Compose, SweepJob
 from runner.sweep.parent import Parent, Store, folder_of
@@ -141,6 +143,7 @@ class Sweep:
                 for job in prepared:
                     assert job.prepared is not None
                     pool.prestart(job.experiment, job.prepared.plan.resources)
+                threading.Thread(target=preload, daemon=True).start()
             return pool, opening.result()
 
     def _complete(self, execution: Execution, parent: Parent) -> None:
