@@ -20,7 +20,7 @@ LAYERS = [
     {"config", "plan", "reword", "checkpoint_writer", "diagnosis"},
     {"identity", "going_on", "memory", "process_state"},
     {"request", "ingest", "losses", "metrics", "parameters", "schedule"},
-    {"known", "adascale", "objective", "examine"},
+    {"known", "job", "adascale", "objective", "examine"},
     {"lightning"},
     {"learner"},
     {"loop", "profile", "rehearsal"},

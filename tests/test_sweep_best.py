@@ -1,178 +1,127 @@
-"""The best job so far, and between driver and ranks the board: from any number of threads."""
+"""The best job of a sweep so far, and what it alone gets in the end: plots and a stored model."""
 
-import sys
-import threading
-import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
-from runner.executors.board import Board
+from runner import learner, saving
+from runner.known import Known
 from runner.plan import Goal
 from runner.run_folder import is_free
+from runner.saving import FINAL
 from runner.sweep import best as bests
 from runner.sweep.best import Best
+from runner.tracking.spool import DRIVER, Address, Spool
+from tests.fakes import make_experiment
+from tests.sweeps import prepared_of
 
-PATIENCE = 30.0  # s, that a test which fails takes at most
+URI = "sqlite:///store"
 
 
 @pytest.mark.parametrize(
-    ("maximise", "offers", "values"),
+    ("maximise", "offers", "numbers"),
     [
-        (False, [3.0, 5.0, 2.0, None, 2.0], [3.0, 3.0, 2.0, 2.0, 2.0]),
-        (True, [3.0, 5.0, 2.0, 7.0], [3.0, 5.0, 5.0, 7.0]),
-        (False, [None, float("nan"), 4.0, float("nan")], [None, None, 4.0, 4.0]),
-        (False, [float("inf"), 1.0, float("-inf")], [float("inf"), 1.0, float("-inf")]),
+        (False, [3.0, 5.0, 2.0, None, 2.0], [0, 0, 2, 2, 2]),  # of equal ones the first
+        (True, [3.0, 5.0, 2.0, 7.0], [0, 1, 1, 3]),
+        (False, [None, float("nan"), 4.0, float("nan")], [None, None, 2, 2]),
+        (False, [float("inf"), 1.0, float("-inf")], [0, 1, 2]),
     ],
 )
-def test_the_best_of_what_is_offered(maximise, offers, values):
+def test_the_best_of_what_is_offered(maximise, offers, numbers):
     best, found = Best(Goal(maximise=maximise)), []
-    for offer in offers:
-        best.offer(offer)
-        found.append(best.value)
-    assert found == values
+    for number, offer in enumerate(offers):
+        best.offer(number, offer)
+        found.append(best.number)
+        assert best.value == (None if best.number is None else offers[best.number])
+    assert found == numbers
 
 
 def test_many_threads_offer_and_none_is_lost():
     best = Best(Goal(maximise=True))
+
+    def offers(first):
+        for value in range(first, 800, 8):
+            best.offer(value, float(value))
+
     with ThreadPoolExecutor(8) as threads:
-        for first in range(8):
-            threads.submit(lambda first=first: [best.offer(float(value)) for value in range(first, 800, 8)])
-    assert best.value == 799.0
+        list(threads.map(offers, range(8)))
+    assert (best.number, best.value) == (799, 799.0)
 
 
 @pytest.fixture
-def added(monkeypatch):
+def delivered(monkeypatch):
+    """Folders whose spool was delivered, and the entries that were in it."""
     found = []
-    monkeypatch.setattr(bests.left_over, "add_artifact", lambda *arguments: found.append(arguments))
-    monkeypatch.setattr(bests.left_over, "deliver_left", lambda folder: found.append("delivered"))
+
+    def deliver_left(folder):
+        found.append([line.entry for line in Spool(folder, DRIVER).pending()])
+
+    monkeypatch.setattr(bests.left_over, "deliver_left", deliver_left)
     return found
 
 
-def draws(name, drawn, folder=None):
+def draws(name, drawn, folder):
     def draw():
         drawn.append(name)
-        assert folder is None or not is_free(folder)  # nobody else goes on with this run meanwhile
+        assert not is_free(folder)  # nobody else goes on with this run meanwhile
 
     return draw
 
 
-def test_only_the_best_job_s_plots_are_drawn_and_recorded(tmp_path, added):
+PLOTS = {"kind": "artifact", "path": "plots"}
+
+
+def test_only_the_best_job_s_plots_are_drawn_and_recorded(tmp_path, delivered):
     best, drawn = Best(Goal()), []
-    best.offer(3.0)
-    best.keep(0, draws("job 0", drawn))
-    best.offer(2.0)
-    best.keep(4, draws("job 4", drawn, tmp_path))
-    best.offer(2.5)
-    best.draw(lambda number: (tmp_path, f"run {number}"), "sqlite:///store")
-    assert drawn == ["job 4"]
-    assert added == [(tmp_path, "sqlite:///store", "run 4", "plots"), "delivered"]
+    for number, value in ((0, 3.0), (4, 2.0), (5, 2.5)):
+        best.offer(number, value)
+        best.keep(number, draws(f"job {number}", drawn, tmp_path))
+    best.complete(tmp_path, "run 4", URI, prepared_of(make_experiment()), Known())
+    assert (drawn, delivered) == (["job 4"], [[PLOTS]])
+    assert Address.read(tmp_path) == Address(URI, "run 4")
     assert is_free(tmp_path)
 
 
-def test_where_a_later_job_or_an_earlier_run_is_the_best_nothing_else_is_drawn(tmp_path, added):
+def test_a_job_that_was_beaten_before_it_told_its_plots_does_not_displace_others(tmp_path, delivered):
     best, drawn = Best(Goal()), []
-    best.offer(3.0)
-    best.keep(0, draws("job 0", drawn))
-    best.offer(1.0)  # of a run of another sweep, or a job whose plots are switched off
-    best.draw(lambda number: (tmp_path, None), "sqlite:///store")
-    Best(Goal()).draw(lambda number: (tmp_path, None), "sqlite:///store")
-    assert (drawn, added) == ([], [])
-
-
-def test_without_a_store_the_plots_are_files(tmp_path, added):
-    best, drawn = Best(Goal()), []
-    best.offer(3.0)
+    best.offer(0, 3.0)
+    best.offer(1, 2.0)
+    best.keep(1, draws("job 1", drawn, tmp_path))
     best.keep(0, draws("job 0", drawn, tmp_path))
-    best.draw(lambda number: (tmp_path, None), None)
-    assert (drawn, added) == (["job 0"], [])
+    best.complete(tmp_path, None, URI, None, Known())
+    assert (drawn, delivered) == (["job 1"], [[PLOTS]])
 
 
-# The board
+def test_where_a_run_of_an_earlier_command_is_the_best_nothing_is_drawn(tmp_path, delivered):
+    best, drawn = Best(Goal()), []
+    best.offer(0, 3.0)
+    best.keep(0, draws("job 0", drawn, tmp_path))
+    best.offer(1, 1.0)
+    best.complete(tmp_path, "earlier", URI, None, Known())
+    assert (drawn, delivered) == ([], [[]])
 
 
-@pytest.fixture
-def waiting(monkeypatch):
-    """A semaphore that is released when a thread begins to wait at a board that is made now."""
-    begun = threading.Semaphore(0)
-
-    class Waits(threading.Condition):
-        def wait(self, timeout=None):
-            begun.release()
-            return super().wait(timeout)
-
-    monkeypatch.setattr("runner.executors.board.threading", types.SimpleNamespace(Condition=Waits))
-    return lambda: begun.acquire(timeout=PATIENCE)
-
-
-def test_ranks_take_all_jobs_in_the_order_in_which_they_were_put():
-    board = Board()
-    board.put("job 0")
-    board.put("job 1")
-    assert [board.take(number, PATIENCE) for number in (0, 1, 0)] == [
-        (True, "job 0"),
-        (True, "job 1"),
-        (True, "job 0"),  # the other rank
-    ]
-    assert board.take(2, 0.0) == (False, None)
-    board.put(None)
-    assert board.take(2, 0.0) == (True, None)
-
-
-def test_a_rank_waits_for_its_job(waiting):
-    board = Board()
-    with ThreadPoolExecutor(2) as ranks:
-        taken = [ranks.submit(board.take, number, PATIENCE) for number in (0, 1)]
-        assert waiting()
-        assert waiting()
-        board.put("job 0")
-        assert taken[0].result(PATIENCE) == (True, "job 0")
-        assert not taken[1].done()
-        board.put("job 1")
-        assert taken[1].result(PATIENCE) == (True, "job 1")
-
-
-def test_the_driver_sees_each_event_once_in_order(waiting):
-    board = Board()
-    assert board.events(0, 0.0) == []
-    assert [board.tell(("report", 0, {"a": 1})), board.tell(("ended", 0, 0, None))] == [0, 1]
-    assert board.events(0, PATIENCE) == [("report", 0, {"a": 1}), ("ended", 0, 0, None)]
-    assert board.events(1, PATIENCE) == [("ended", 0, 0, None)]
-    with ThreadPoolExecutor(1) as driver:
-        later = driver.submit(board.events, 2, PATIENCE)
-        assert waiting()
-        board.tell(("ended", 0, 1, "alone"))
-        assert later.result(PATIENCE) == [("ended", 0, 1, "alone")]
-
-
-def test_a_question_gets_its_own_answer(waiting):
-    board = Board()
-    with ThreadPoolExecutor(2) as ranks:
-        asked = {}
-        for number in (0, 1):
-            asked[number] = ranks.submit(board.ask, ("asks", number, {}), PATIENCE)
-            assert waiting()
-        assert board.events(0, PATIENCE) == [("asks", 0, {}), ("asks", 1, {})]
-        board.answer(1, True)
-        assert asked[1].result(PATIENCE) is True
-        assert not asked[0].done()
-        board.answer(0, False)
-        assert asked[0].result(PATIENCE) is False
-
-
-def test_a_question_without_an_answer_does_not_hold_up_the_rank():
-    board = Board()
-    assert board.ask(("asks", 0, {}), 0.0) is None
-    board.answer(0, True)  # too late: nobody takes it for the next one's
-    assert board.ask(("asks", 0, {}), 0.0) is None
-
-
-def test_at_the_end_all_ranks_are_killed_those_that_come_later_too(monkeypatch):
-    killed = []
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(kill=killed.append))
-    board = Board()
-    board.enlist("rank 0")
-    board.end()
-    assert killed == ["rank 0"]
-    board.enlist("rank 1")
-    assert killed[1:] == ["rank 0", "rank 1"]  # to kill one twice does no harm
+def test_the_best_model_is_stored_with_its_final_weights(tmp_path, delivered, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        "runner.tracking.mlflow.save_model", lambda model, example, path: saved.append((model, example, path))
+    )
+    experiment = make_experiment({"scaling.num_workers": 1})
+    prepared, known = prepared_of(experiment), Known()
+    trained = learner.construct(experiment, prepared.plan, prepared.data.facts)
+    torch.nn.init.constant_(trained.layers[1].weight, 0.125)
+    saving.write_final(trained, tmp_path)
+    best = Best(Goal())
+    best.offer(2, 1.0)
+    best.complete(tmp_path, "run 2", URI, prepared, known)
+    ((model, example, path),) = saved
+    assert {key: value.tolist() for key, value in model.state_dict().items()} == {
+        key: value.tolist() for key, value in trained.state_dict().items()
+    }
+    row, _ = prepared.data.splits["val"].read(0, 1)
+    assert example.tolist() == [row[0].tolist(), row[0].tolist()]
+    (((model_entry,)),) = delivered
+    assert model_entry == {"kind": "model", "path": f"tracking/{path.name}", "mark": path.name}
+    assert path.parent == tmp_path / "tracking"
+    assert not (tmp_path / FINAL).exists()

@@ -1,82 +1,26 @@
 """The sessions of a sweep: who gets which, when one is started, closed or replaced. Sessions are stand-ins, threads are jobs."""
 
 import sys
-import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from runner.diagnosis import Diagnosis, record_error
-from runner.errors import TrainingError
-from runner.executors.session import EndedError
+from runner.job import Memory
 from runner.resources import Machine, ResourcePlan
 from runner.sweep import pool as pools
 from runner.sweep.pool import Pool
-from runner.worker import Job, Memory
-from tests.fakes import make_experiment, plan_for
-
-ONE, TWO = ResourcePlan(1, 1.0, 0.0), ResourcePlan(2, 1.0, 0.0)
-
-
-class Session:
-    """What it was asked; `ends` are how its trainings end, one after the other, on whichever session."""
-
-    started: list["Session"]
-    ends: list[Exception | None]
-    survives: bool
-
-    def __init__(self, experiment, kind, folder):
-        self.kind, self.folder, self.is_open, self.trained = kind, folder, True, []
-        Session.started.append(self)
-
-    def train(self, job, memory, received, is_restart, is_pruned, stopping):
-        self.trained.append((job, memory, received, is_restart, is_pruned, stopping))
-        end = Session.ends.pop(0) if Session.ends else None
-        if end is not None:
-            self.is_open = Session.survives
-            raise end
-
-    def close(self):
-        self.is_open = False
-
-
-class Waits(threading.Condition):
-    """Says when a thread has begun to wait."""
-
-    def __init__(self):
-        super().__init__()
-        self._begun = threading.Semaphore(0)
-
-    def wait(self, timeout=None):
-        self._begun.release()
-        return super().wait(timeout)
-
-    def until_one_more_waits(self):
-        assert self._begun.acquire(timeout=30)
-        with self:  # which it has let go of by now
-            pass
+from tests.fakes import make_experiment
+from tests.sessions import ONE, TWO, Session, lease, pool_of
 
 
 @pytest.fixture(autouse=True)
 def sessions(monkeypatch):
     """Those that were started."""
-    Session.started, Session.ends, Session.survives = [], [], False
     monkeypatch.setattr(pools, "Session", Session)
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(put=lambda memory: ("reference", memory)))
-    return Session.started
-
-
-def pool_of(cpus=2.0, at_most=None, is_shared=True, gpus=0.0):
-    found = Pool(Machine(cpus, gpus), Path("/ray"), at_most, is_shared)
-    found._changed = Waits()
-    return found
-
-
-def lease(pool, number=0, resources=ONE, **settings):
-    experiment = make_experiment({key.replace("__", "."): value for key, value in settings.items()})
-    return pool.lease(number, experiment, resources, Path(f"/run/{number}"))
+    return Session.forget()
 
 
 def open_ones(sessions):
@@ -244,119 +188,6 @@ def test_a_pool_that_is_closed_ends_its_sessions(sessions):
     pool.close()
     assert open_ones(sessions) == []
     pool.close()
-
-
-# Training
-
-
-@pytest.fixture
-def lost(monkeypatch):
-    """Each failure is a lost process."""
-    found = Diagnosis(TrainingError("rank 1 was killed"), is_final=False, rank=1)
-    monkeypatch.setattr(pools, "diagnose", lambda *_: found)
-
-
-def job_in(run_dir, experiment=None):
-    experiment = experiment or make_experiment()
-    return Job(experiment, plan_for(1, 4), None, run_dir, None, None, run_dir, (), {})
-
-
-def train(mine, run_dir=Path("/run"), restarted=None, is_pruned=None):
-    restarts = []
-    received = object()
-    try:
-        mine.train(
-            job_in(run_dir),
-            Memory({}),
-            "data",
-            received,
-            restarted or (lambda count, why: restarts.append((count, why))),
-            is_pruned,
-        )
-    finally:
-        train.restarts = restarts
-    return received
-
-
-def test_a_session_gets_the_job_its_memory_and_what_it_reports_to(sessions):
-    pool = pool_of()
-    mine = lease(pool)
-    received = train(mine, is_pruned=len)
-    ((job, memory, heard, is_restart, is_pruned, stopping),) = sessions[0].trained
-    assert (job.run_dir, memory, is_restart) == (Path("/run"), ("reference", Memory({})), False)
-    assert heard is received
-    assert is_pruned is len
-    assert not stopping()
-    assert lease(pool, 1)._session is sessions[0]  # trained is released
-    pool.stop()
-    assert stopping()
-
-
-@pytest.mark.usefixtures("lost")
-def test_a_job_that_lost_a_process_starts_again_in_a_new_session(sessions):
-    pool = pool_of(cpus=1)
-    mine = lease(pool, trainer__max_failures=2)
-    Session.ends = [EndedError("gone"), EndedError("gone"), None]
-    train(mine)
-    assert train.restarts == [(1, "rank 1 was killed"), (2, "rank 1 was killed")]
-    assert [[call[3] for call in session.trained] for session in sessions] == [[False], [True], [True]]
-    assert [session.is_open for session in sessions] == [False, False, True]
-    assert lease(pool, 1)._session is sessions[2]
-
-
-@pytest.mark.usefixtures("lost")
-def test_ranks_that_failed_together_take_it_up_themselves(sessions):
-    Session.survives = True
-    mine = lease(pool_of(), trainer__max_failures=1)
-    Session.ends = [EndedError("a rank failed")]
-    train(mine)
-    assert [[call[3] for call in session.trained] for session in sessions] == [[False, True]]
-
-
-@pytest.mark.usefixtures("lost")
-@pytest.mark.parametrize(
-    ("most", "said"),
-    [
-        (0, "rank 1 was killed"),
-        (2, "rank 1 was killed; 2 restarts did not help (trainer.max_failures=2)"),
-    ],
-)
-def test_after_max_failures_the_cause_is_raised(sessions, most, said):
-    pool = pool_of(cpus=1)
-    mine = lease(pool, trainer__max_failures=most)
-    Session.ends = [EndedError("gone")] * 9
-    with pytest.raises(TrainingError) as failed:
-        train(mine)
-    assert str(failed.value) == said
-    assert len(sessions) == most + 1
-    assert open_ones(sessions) == []
-    assert lease(pool, 1)._session is sessions[-1]  # a new one
-
-
-def test_an_error_of_python_code_is_not_tried_again(sessions, tmp_path):
-    mine = lease(pool_of(), trainer__max_failures=3)
-
-    class Failing(Session):
-        def train(self, job, *rest):
-            try:
-                raise ValueError("no such column")
-            except ValueError as error:
-                record_error(job.run_dir, 0, error)
-            raise EndedError("a rank failed")
-
-    mine._session.__class__ = Failing
-    with pytest.raises(TrainingError, match=r"^rank 0: ValueError: no such column"):
-        train(mine, tmp_path)
-    assert len(sessions) == 1
-
-
-def test_any_other_error_frees_the_session(sessions):
-    pool = pool_of(cpus=1)
-    mine = lease(pool)
-    Session.ends, Session.survives = [OSError("disk full")], True
-    with pytest.raises(OSError, match="disk full"):
-        train(mine)
-    assert lease(pool, 1)._session is sessions[0]
 
 
 def test_who_waits_when_all_is_stopped_is_interrupted(sessions):

@@ -13,6 +13,7 @@ from runner import checkpoint, saving, worker
 from runner.communicator import SingleProcess
 from runner.errors import ConfigError, TrainingError
 from runner.ingest.rows import Arrays
+from runner.job import enter
 from runner.learner import build_learner
 from runner.plan import DataFacts, make_plan
 from runner.prepare import check_monitor
@@ -170,9 +171,7 @@ def test_a_rank_enters_the_driver_s_directory_and_import_roots(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/a", "/b"])
     job = job_of(tmp_path)
-    worker.enter(
-        worker.Job(**{**vars(job), "import_roots": ("/first", "/b", "/second"), "working_dir": tmp_path})
-    )
+    enter(worker.Job(**{**vars(job), "import_roots": ("/first", "/b", "/second"), "working_dir": tmp_path}))
     assert sys.path == ["/first", "/second", "/a", "/b"]
     assert os.getcwd() == str(tmp_path)  # noqa: PTH109
 

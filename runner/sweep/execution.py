@@ -60,18 +60,17 @@ class Execution:
         self._lock = threading.Lock()  # of the source
         self._ended: SimpleQueue[tuple[SweepJob, Result | None]] = SimpleQueue()  # None: it was not begun
         self._active = 0  # jobs that are not in `results` yet
-        # Ready while others train; but what tpe tries next, and whether there is a next one at all, depends on how they end.
-        depends = settings.search.method is Method.tpe or settings.sweep.on_failure is OnFailure["stop"]
-        self._ahead = 0 if depends else 1 + CLOSING
+        self._begins_more = True
+        # Prepared while others train; but what tpe tries next depends on how they end.
+        self._ahead = 0 if settings.search.method is Method.tpe else 1 + CLOSING
         self._prunes = settings.search.method is Method.asha
 
     def run(self) -> None:
         """All of them. Raises what asking for the next one raises, and KeyboardInterrupt: then call `stop`."""
-        is_stopped = False
         threads = ThreadPoolExecutor(THREADS, "job")
         try:
             while True:
-                while not is_stopped and (job := self._next()):
+                while self._begins_more and (job := self._next()):
                     row = self._screen.job(
                         job.trial.number, [each for each in job.request.overrides if each not in self._common]
                     )
@@ -89,8 +88,7 @@ class Execution:
                 with self._lock:
                     self._source.told(job.told(result))
                 self._show(job, result)
-                stops = self._settings.sweep.on_failure is OnFailure["stop"]
-                is_stopped |= stops and result["status"] == FAILED
+                self._begins_more &= self._goes_on_after(result)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -142,6 +140,10 @@ class Execution:
         except KeyboardInterrupt:
             self._ended.put((job, None))
             return
+        if not self._begins_more:
+            lease.release()
+            self._ended.put((job, None))
+            return
         try:
             result = self._train(job, prepared, lease, screen)
         except KeyboardInterrupt:
@@ -150,9 +152,13 @@ class Execution:
             if not isinstance(error, RunnerError):
                 screen.line("".join(traceback.format_exception(error)))
             result = {"status": FAILED, "error": str(error)}
+            self._begins_more &= self._goes_on_after(result)  # before another job gets this one's session
         finally:
             lease.release()
         self._ended.put((job, {"run_id": None, "best": {}, "metrics": {}, **result}))
+
+    def _goes_on_after(self, result: Result) -> bool:
+        return result["status"] != FAILED or self._settings.sweep.on_failure is not OnFailure["stop"]
 
     def _train(self, job: SweepJob, prepared: Prepared, lease: Lease, screen: JobScreen) -> Result:
         number, monitor = job.trial.number, job.monitor

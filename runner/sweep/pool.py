@@ -35,25 +35,23 @@ class Lease:
         is_pruned: Answer | None = None,
     ) -> None:
         """Train the job, after a lost process again in a new session, `trainer.max_failures` times; then the session is others'.
-        Raises TrainingError with the root cause, KeyboardInterrupt after the pool's `stop`."""
+        Raises TrainingError with the root cause, KeyboardInterrupt after the pool's `stop`; who gets them releases the session."""
         most, count = self._experiment.trainer.max_failures, 0
         stopping = self._pool.is_stopping
-        try:
-            reference = self._pool.share(memory, data)
-            while True:
-                since = time.time()
-                try:
-                    self._session.train(job, reference, received, count > 0, is_pruned, stopping)
-                    return
-                except EndedError as account:
-                    found = diagnose(job.run_dir, job.plan.num_workers, since, str(account))
-                    if found.is_final or count == most:
-                        raise tried_in_vain(found, count, most) from account
-                count += 1
-                restarted(count, str(found.error))
-                self._session = self._pool.replaced(self._session, self._experiment)
-        finally:
-            self.release()
+        reference = self._pool.share(memory, data)
+        while True:
+            since = time.time()
+            try:
+                self._session.train(job, reference, received, count > 0, is_pruned, stopping)
+                break
+            except EndedError as account:
+                found = diagnose(job.run_dir, job.plan.num_workers, since, str(account))
+                if found.is_final or count == most:
+                    raise tried_in_vain(found, count, most) from account
+            count += 1
+            restarted(count, str(found.error))
+            self._session = self._pool.replaced(self._session, self._experiment)
+        self.release()
 
     def release(self) -> None:
         """May be called again."""
