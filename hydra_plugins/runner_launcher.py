@@ -90,7 +90,8 @@ class RunnerSweeper(BasicSweeper):
             return super().sweep(arguments)
         assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        typed = [*self._parse_config(), *arguments]
+        overrides = parser.parse_overrides(typed)
 
         def open_source(settings: Experiment, earlier: Sequence[Trial]) -> Source:
             if settings.search.method is Method.grid:
@@ -103,7 +104,7 @@ class RunnerSweeper(BasicSweeper):
 
         found = space(overrides)
         common = [f"{key}={text}" for key, text in found.fixed.items()]
-        return self.launcher.sweep(arguments, found.first(), common, open_source)
+        return self.launcher.sweep(typed, found.first(), common, open_source)
 
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
