@@ -21,12 +21,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from runner import config, interrupts, secrets
-from runner.errors import ConfigError, RunnerError, nearest
+from runner.errors import ConfigError, RunnerError, nearest, refuse
 from runner.executors import ray_cluster
 from runner.report.console import Screen, error_line
 from runner.request import Request
 from runner.reword import EXPECTED, flags_and_overrides, reword
 from runner.run_folder import write_composed
+from runner.sweep_schema import Method
 from runner.verbs.train import train
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ class Jobs:
         run_dir = Path(settings.runtime.output_dir)
         try:
             request = Request.of(composed, overrides, run_dir, self._roots)
+            method = request.experiment.search.method
+            if method is not Method.grid:
+                raise refuse("search.method", method.value, "it searches over several jobs", "--multirun")
             hydra_node = OmegaConf.create({"hydra": OmegaConf.to_container(settings, resolve=False)})
             write_composed(run_dir / ".hydra", request.yaml, overrides, config.to_yaml(hydra_node))
             if not request.experiment.dry_run:

@@ -23,8 +23,10 @@ from runner.run_folder import (
     RUN,
     RUNS,
     RunFile,
+    end_sweep,
     locked,
     lost,
+    lost_sweeps,
     name_run,
     now,
     read_result,
@@ -73,6 +75,7 @@ def open_run(request: Request, plan: Plan, say: Callable[[str], None], stopped: 
 def look_back(outputs: Path, say: Callable[[str], None]) -> None:
     """Once a command: end what killed drivers have left, and deliver, in the background, what MLflow does not have."""
     end_lost_runs(outputs, say)
+    end_lost_sweeps(outputs)
     threading.Thread(target=deliver_earlier, args=(outputs, say), name="earlier", daemon=True).start()
 
 
@@ -98,6 +101,15 @@ def end_lost_runs(outputs: Path, say: Callable[[str], None]) -> None:
             if read_result(run_dir) is None:  # nobody took it up in between
                 end_lost_run(run_dir)
                 say(f"{relative(run_dir)}: {DRIVER_LOST}, FAILED now; {how_to_go_on(None, run_dir)}")
+
+
+def end_lost_sweeps(outputs: Path) -> None:
+    """The same of the runs that their jobs are children of."""
+    for folder, run_id, uri in lost_sweeps(outputs):
+        with suppress(RunnerError), locked(folder, seconds=0):
+            left_over.end_lost_run(folder, unmasked(uri), run_id, DRIVER_LOST)
+            left_over.deliver_left(folder, at_most=INTERRUPTED_SECONDS)
+            end_sweep(folder)
 
 
 def end_lost_run(run_dir: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from runner.errors import ConfigError
 from runner.json_file import write_json
 
-RUN, RESULT = "run.json", "result.json"
+RUN, RESULT, SWEEP = "run.json", "result.json", "sweep.json"
 DRIVER_LOCK, RANK_0_LOCK = "run.lock", "rank-0.lock"
 RUNS, JOBS = "runs/*/*", "multiruns/*/*/*"  # under outputs/
 MULTIRUNS, PROOFS = "multiruns/*/*", "proofs/*/*"
@@ -163,6 +163,26 @@ def lost(outputs: Path) -> list[Path]:
         for run_dir in chain(outputs.glob(RUNS), outputs.glob(JOBS))
         if not (run_dir / RESULT).exists() and (run_dir / RUN).exists() and is_free(run_dir)
     ]
+
+
+def begin_sweep(folder: Path, run_id: str | None, uri: str) -> None:
+    """A sweep runs, for as long as its folder has this file and is locked."""
+    write_json(folder / SWEEP, {"run_id": run_id, "tracking_uri": uri})
+
+
+def end_sweep(folder: Path) -> None:
+    (folder / SWEEP).unlink(missing_ok=True)
+
+
+def lost_sweeps(outputs: Path) -> list[tuple[Path, str | None, str]]:
+    """Folders of sweeps whose driver was killed, with their MLflow run and its store."""
+    found = []
+    for path in outputs.glob(f"{MULTIRUNS}/{SWEEP}"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            held = json.loads(path.read_text())
+            if is_free(path.parent):
+                found.append((path.parent, held["run_id"], held["tracking_uri"]))
+    return found
 
 
 def _let_go() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.recording import finish_delivery
-from runner.run_folder import Result, locked
+from runner.run_folder import Result, begin_sweep, end_sweep, locked
 from runner.schema import Backend, Experiment
 from runner.sweep.job import CACHED, JOB, OVERRIDES, STATUS, SweepJob, status_of, value_of
 from runner.sweep.source import FAILED, KILLED, Trial
@@ -97,6 +97,7 @@ class Parent:
                 record = reopen_record(tracking, outputs, folder, store.parent.run_id, say)
             else:
                 record = open_record(tracking, outputs, folder, f"multirun {folder.name}", None, say)
+            begin_sweep(folder, record.run_id, str(record.uri))
             record.set_tags(
                 {
                     "runner.kind": KIND,
@@ -147,6 +148,7 @@ class Parent:
     def close(self, status: str, at_most: float | None) -> None:
         self.record.finish(status)
         finish_delivery(self.record, self.folder, self.say, at_most)
+        end_sweep(self.folder)
         self._open.close()
 
 

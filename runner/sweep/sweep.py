@@ -6,9 +6,11 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from runner import interrupts, prepare, secrets
+from runner.dry_run import dry_run
 from runner.executors import ray_cluster
 from runner.identity import is_immaterial
 from runner.known import Known
@@ -69,9 +71,9 @@ class Sweep:
         earlier = self._store.trials(self._first.monitor, with_values, settings.sweep.retry_failed)
         source = open_source(settings, earlier)
         known = [self._compared(trial) for trial in _all(source)]
-        if settings.sweep.dry_run:
+        if settings.sweep.dry_run or settings.dry_run:
             for job in known:
-                self._screen.line(jobs.line(jobs.check(job, self._known)))
+                self._rehearse(jobs.check(job, self._known))
             return 0, {}
         known = [self._checked(job) for job in known]
         example = next((job.prepared for job in known if job.prepared), None)
@@ -103,6 +105,14 @@ class Sweep:
                 pool.close()
             code = self._finish(execution, parent, status)
         return code, {number: job.told(result).value for number, (job, result) in execution.results.items()}
+
+    def _rehearse(self, job: SweepJob) -> None:
+        """sweep.dry_run=true: what is to be done; dry_run=true: a step of it, too."""
+        self._screen.line(jobs.line(job))
+        if self._settings.dry_run:
+            assert job.prepared is not None
+            data = self._known.data(job.experiment)
+            dry_run(replace(job.prepared, data=data), self._screen)
 
     def _name(self, typed: Sequence[str]) -> str:
         """What the same sweep is known by when it is started again, with the same code and data; it may have become longer."""

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from runner.checks import FAILED, PASSED, SKIPPED, Checks, Outcome
 from runner.errors import PreflightError, RunnerError
 from runner.prepare import prepare
-from runner.recording import end_lost_runs, left
+from runner.recording import end_lost_runs, end_lost_sweeps, left
 from runner.report.console import Screen, relative
 from runner.request import Request
 from runner.schema import CHECKS
@@ -37,6 +37,7 @@ def doctor(arguments: Sequence[str], compose: Callable[[Sequence[str]], Request]
         outcomes = examined(request, checks)  # in which the user's code may print
     runs: list[str] = []
     end_lost_runs(request.outputs, runs.append)
+    end_lost_sweeps(request.outputs)
     runs += [
         f"{relative(run)}: not all of it is in MLflow; type python -m runner sync"
         for run in left(request.outputs)

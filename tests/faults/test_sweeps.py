@@ -71,6 +71,12 @@ def test_a_sweep_with_three_crashes_and_a_killed_driver_goes_on(tmp_path, comman
     experiments = [each.experiment_id for each in client.search_experiments()]
     runs = client.search_runs(experiments, max_results=1000)
     (parent,) = [run for run in runs if run.data.tags.get("runner.kind") == "multirun"]
+    assert parent.info.status == "FAILED"  # for its failed jobs
+    assert "runner.error" not in parent.data.tags
+    assert (
+        "driver lost"
+        in Path(client.download_artifacts(parent.info.run_id, "events.txt", tmp_path)).read_text()
+    )
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert sorted(int(run.data.tags["runner.job"]) for run in children) == list(range(jobs))
     assert len(runs) == jobs + 1
