@@ -22,7 +22,7 @@ from runner.errors import ConfigError
 from runner.schema import Experiment, Mode
 from runner.sweep.compose import Composer
 from runner.sweep.source import Listed, Source, Trial
-from runner.sweep.space import first
+from runner.sweep.space import space
 from runner.sweep_schema import Method
 
 OpenSource = Callable[[Experiment, Sequence[Trial]], Source]
@@ -39,8 +39,10 @@ class WarmLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """A batch of any sweeper."""
         typed = [" ".join(overrides) for overrides in job_overrides]
+        first = job_overrides[0]
+        common = [each for each in first if all(each in overrides for overrides in job_overrides)]
         results = self.sweep(
-            typed, job_overrides[0], lambda settings, earlier: Listed(job_overrides, initial_job_idx)
+            typed, first, common, lambda settings, earlier: Listed(job_overrides, initial_job_idx)
         )
         returned = []
         for number, overrides in enumerate(job_overrides, start=initial_job_idx):
@@ -53,9 +55,10 @@ class WarmLauncher(Launcher):
         self,
         typed: Sequence[str],
         first: Sequence[str],
+        common: Sequence[str],
         open_source: OpenSource,
     ) -> dict[int, float | None]:
-        """Run the jobs of `open_source`; `first` stands for all of them. The monitored values by number."""
+        """Run the jobs of `open_source`; `first` stands for all of them, `common` are the overrides that all have. The monitored values by number."""
         setup_globals()
         OmegaConf.set_readonly(self._config, False)
         yaml = OmegaConf.to_yaml(OmegaConf.create(secrets.masked(OmegaConf.to_container(self._config))))
@@ -67,7 +70,7 @@ class WarmLauncher(Launcher):
             return job
 
         folder = Path(self._config.hydra.sweep.dir).absolute()
-        found = self._jobs.sweep(composed, folder, typed, first, open_source, yaml)
+        found = self._jobs.sweep(composed, folder, typed, first, common, open_source, yaml)
         return cast(dict[int, float | None], found)
 
 
@@ -87,7 +90,8 @@ class RunnerSweeper(BasicSweeper):
             return super().sweep(arguments)
         assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        typed = [*self._parse_config(), *arguments]
+        overrides = parser.parse_overrides(typed)
 
         def open_source(settings: Experiment, earlier: Sequence[Trial]) -> Source:
             if settings.search.method is Method.grid:
@@ -98,7 +102,9 @@ class RunnerSweeper(BasicSweeper):
             maximise = settings.checkpoint.mode is Mode.max
             return open_search(settings.search, overrides, maximise, earlier)
 
-        return self.launcher.sweep(arguments, first(overrides), open_source)
+        found = space(overrides)
+        common = [f"{key}={text}" for key, text in found.fixed.items()]
+        return self.launcher.sweep(typed, found.first(), common, open_source)
 
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:

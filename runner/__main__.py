@@ -145,13 +145,14 @@ class Jobs:
         folder: Path,
         typed: Sequence[str],
         first: Sequence[str],
+        common: Sequence[str],
         open_source: OpenSource,
         yaml: str,
     ) -> dict[int, float | None]:
         """Called by the launcher, for a sweeper of somebody else's once a batch; the monitored values by job."""
         from runner.sweep.sweep import Sweep
 
-        sweep = Sweep(compose, self._roots, folder, self._screen, first, yaml)
+        sweep = Sweep(compose, self._roots, folder, self._screen, first, common, yaml)
         code, values = sweep.run(typed, open_source)
         self._code = max(self._code, code)
         return values

@@ -112,6 +112,15 @@ class Space:
     def distributions(self) -> dict[str, BaseDistribution]:
         return {key: axis.distribution() for key, axis in self.axes.items()}
 
+    def first(self) -> tuple[str, ...]:
+        """The overrides of a job that has the first value of each key."""
+        return self.overrides(
+            {
+                key: axis.parameter(axis.texts[0]) if isinstance(axis, Values) else axis.low
+                for key, axis in self.axes.items()
+            }
+        )
+
     def overrides(self, parameters: dict[str, Any]) -> tuple[str, ...]:
         """What a job's command line says."""
         texts = {**self.fixed, **{key: self.axes[key].text(value) for key, value in parameters.items()}}
@@ -144,17 +153,6 @@ def space(overrides: Sequence[Override]) -> Space:
         else:
             fixed[key] = override.get_value_element_as_str()
     return Space(tuple(order), fixed, axes)
-
-
-def first(overrides: Sequence[Override]) -> tuple[str, ...]:
-    """A job that stands for all: each key with the first of its values."""
-    found = space(overrides)
-    return found.overrides(
-        {
-            key: axis.parameter(axis.texts[0]) if isinstance(axis, Values) else axis.low
-            for key, axis in found.axes.items()
-        }
-    )
 
 
 def _axis(override: Override) -> Values | Interval:

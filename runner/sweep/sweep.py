@@ -31,8 +31,8 @@ Values = dict[int, float | None]  # the best of checkpoint.monitor by job
 
 
 class Sweep:
-    """One command. `folder` is where a new one goes; `first` are the overrides of a job that stands for all; `yaml` is what
-    Hydra made of the command, without secrets."""
+    """One command. `folder` is where a new one goes; `first` are the overrides of a job that stands for all, `common` those
+    that all have; `yaml` is what Hydra made of the command, without secrets."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Sweep:
         folder: Path,
         screen: Screen,
         first: Sequence[str],
+        common: Sequence[str],
         yaml: str,
     ) -> None:
         self._compose, self._roots, self._screen, self._folder, self._yaml = (
@@ -50,6 +51,7 @@ class Sweep:
             folder,
             yaml,
         )
+        self._common = common
         self._outputs, self._known = Path.cwd() / "outputs", Known()
         # The same wherever the sweep is: it is known by what this one says.
         anywhere = self._outputs / "multiruns" / "…"
@@ -75,7 +77,7 @@ class Sweep:
         example = next((job.prepared for job in known if job.prepared), None)
         example = example or jobs.check(jobs.aside(self._first), self._known).prepared
         assert example is not None
-        common = set(self._first.request.overrides) & set(secrets.masked(tuple(typed)))
+        common = set(secrets.masked(tuple(self._common)))
         done = 0 if isinstance(source, Listed) else sum(trial.status is not None for trial in earlier)
         screen = SweepScreen(self._screen, source.total - done)
         pool, parent = self._start(known, name, example)

@@ -76,6 +76,15 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futur
         pool.shutdown(cancel_futures=True)
 
 
+def jobs_of(line: str) -> int:
+    """How many trainings a command means."""
+    if "dry_run" in line:
+        return 0
+    if found := re.search(r"search.trials=(\d+)", line):
+        return int(found[1])
+    return 2 ** line.count(",") if "--multirun" in line else 1
+
+
 @pytest.mark.usefixtures("_warm_ray", "others")
 @pytest.mark.parametrize("line", TRAINING)
 def test_the_training_succeeds(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +96,7 @@ def test_the_training_succeeds(line: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["runner"])
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert door.run(shlex.split(line)[3:]) == 0
-    jobs = 2 ** line.count(",") if "--multirun" in line else 0 if "dry_run" in line else 1
-    assert results(tmp_path) == ["FINISHED"] * jobs
+    assert results(tmp_path) == ["FINISHED"] * jobs_of(line)
 
 
 @pytest.mark.parametrize("line", OTHER)
