@@ -27,7 +27,7 @@ class Session:
     ends: dict
     trained: list  # (number, job) as they began
 
-    def __init__(self, experiment, kind, folder):
+    def __init__(self, experiment, kind, folder, is_local):
         self.kind, self.is_open = kind, True
 
     def train(self, job, memory, received, is_restart, is_pruned, stopping):

@@ -20,8 +20,8 @@ class Session:
     ends: list[Exception | None]
     survives: bool
 
-    def __init__(self, experiment: Any, kind: Any, folder: Path) -> None:
-        self.kind, self.folder, self.is_open = kind, folder, True
+    def __init__(self, experiment: Any, kind: Any, folder: Path, is_local: bool) -> None:
+        self.kind, self.folder, self.is_local, self.is_open = kind, folder, is_local, True
         self.trained: list[tuple[Any, ...]] = []
         Session.started.append(self)
 

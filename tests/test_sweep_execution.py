@@ -65,6 +65,20 @@ def test_a_job_that_fails_does_not_keep_the_others(tmp_path, capsys):
     assert "error: job 1 (seed=1): rank 0: no\n" in capsys.readouterr().err
 
 
+def test_a_session_that_cannot_be_started_fails_its_job_and_not_the_sweep(tmp_path, monkeypatch):
+    class Refused(Session):
+        def __init__(self, experiment, kind, folder, is_local):
+            monkeypatch.setattr(pools, "Session", Session)
+            raise OSError("no more processes")
+
+    monkeypatch.setattr(pools, "Session", Refused)
+    sweep = Sweep(tmp_path, jobs_of(tmp_path, 3))
+    sweep.run()
+    results = [result for _, result in sweep.execution.results.values()]
+    assert sorted(result["status"] for result in results) == ["FAILED", "FINISHED", "FINISHED"]
+    assert [result["error"] for result in results if "error" in result] == ["no more processes"]
+
+
 @pytest.mark.parametrize("error", [TrainingError("no"), ZeroDivisionError("no")])
 def test_with_on_failure_stop_no_job_begins_after_a_failure(tmp_path, error):
     begun = []

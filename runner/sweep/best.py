@@ -53,9 +53,10 @@ class Best:
 def preload() -> None:
     """Import what `complete` needs (about 2 s), while workers are being started."""
     import matplotlib.figure  # noqa: F401
-    import mlflow.pytorch  # noqa: F401
-    import torch._dynamo
-    import torch.export  # noqa: F401
+
+    from runner.tracking import mlflow
+
+    mlflow.preload()
 
 
 def store_model(job: Prepared, folder: Path, known: Known) -> Path:

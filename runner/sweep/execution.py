@@ -133,29 +133,26 @@ class Execution:
     def _run(self, job: SweepJob, prepared: Prepared, screen: JobScreen) -> None:
         """In a thread of its own: a job, as soon as there is a session for it, to its end."""
         assert self._pool is not None
+        number, resources = job.trial.number, prepared.plan.resources
+        lease: Lease | None = None
+        result: Result | None = None  # it was not begun
         try:
-            lease = self._pool.lease(
-                job.trial.number, job.experiment, prepared.plan.resources, job.request.run_dir
-            )
+            lease = self._pool.lease(number, job.experiment, resources, job.request.run_dir)
+            if self._begins_more:
+                result = self._train(job, prepared, lease, screen)
         except KeyboardInterrupt:
-            self._ended.put((job, None))
-            return
-        if not self._begins_more:
-            lease.release()
-            self._ended.put((job, None))
-            return
-        try:
-            result = self._train(job, prepared, lease, screen)
-        except KeyboardInterrupt:
-            result = {"status": KILLED, "error": "interrupted"}
+            if lease is not None:
+                result = {"status": KILLED, "error": "interrupted"}
         except Exception as error:  # noqa: BLE001 (the other jobs run on)
             if not isinstance(error, RunnerError):
                 screen.line("".join(traceback.format_exception(error)))
             result = {"status": FAILED, "error": str(error)}
             self._begins_more &= self._goes_on_after(result)  # before another job gets this one's session
         finally:
-            lease.release()
-        self._ended.put((job, {"run_id": None, "best": {}, "metrics": {}, **result}))
+            if lease is not None:
+                lease.release()
+        whole = result and {"run_id": None, "best": {}, "metrics": {}, **result}
+        self._ended.put((job, whole))
 
     def _goes_on_after(self, result: Result) -> bool:
         return result["status"] != FAILED or self._settings.sweep.on_failure is not OnFailure["stop"]

@@ -82,6 +82,13 @@ class MlflowTracker:
         self._delivery.leave()
 
 
+def preload() -> None:
+    """Import what `save_model` needs."""
+    prepare()
+    import torch._dynamo
+    import torch.export  # noqa: F401
+
+
 def save_model(model: Any, example: Any, path: Path) -> None:
     """As a folder that MLflow loads."""
     prepare()
