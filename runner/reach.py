@@ -12,6 +12,8 @@ SECONDS = 2.0
 
 def unreachable(host: str, port: int) -> str | None:
     """Why nothing answers at host:port, or None where something does."""
+    if not 0 < port < 1 << 16:  # the system would take it modulo 65536, where somebody else may listen
+        return "a port is a number from 1 to 65535"
     try:
         socket.create_connection((host, port), timeout=SECONDS).close()
     except OSError as error:

@@ -17,7 +17,7 @@ from runner.errors import ConfigError
 from runner.schema import Mode
 from runner.sweep import search as searches
 from runner.sweep.source import Listed
-from runner.sweep.space import first
+from runner.sweep.space import space
 from runner.sweep_schema import Method
 from tests.composed import CONF
 from tests.fakes import make_experiment
@@ -34,9 +34,9 @@ class Jobs:
     def __call__(self, composed):
         raise AssertionError("a multirun is no single job")
 
-    def sweep(self, compose, folder, typed, first, open_source, yaml):
+    def sweep(self, compose, folder, typed, first, common, open_source, yaml):
         self.compose, self.folder, self.typed, self.first = compose, folder, list(typed), list(first)
-        self.open_source, self.yaml = open_source, yaml
+        self.common, self.open_source, self.yaml = common, open_source, yaml
         return self.values
 
 
@@ -85,6 +85,7 @@ def test_a_grid_is_what_hydra_s_own_sweeper_makes_of_it(context):
     jobs = swept(context, "optimizer=sgd,adam", "seed=range(1,3)", "trainer.epochs=4")
     assert jobs.typed == ["optimizer=sgd,adam", "seed=range(1,3)", "trainer.epochs=4"]
     assert jobs.first == ["optimizer=sgd", "seed=1", "trainer.epochs=4"]
+    assert jobs.common == ["trainer.epochs=4"]
     assert trials(jobs) == [
         ("optimizer=sgd", "seed=1", "trainer.epochs=4"),
         ("optimizer=sgd", "seed=2", "trainer.epochs=4"),
@@ -132,13 +133,13 @@ def test_a_batch_of_a_foreign_sweeper_is_run_and_its_values_given_back(context):
     jobs = Jobs({5: 0.5, 6: None})
     launcher = plugin("launcher", context, jobs, "trainer.epochs=2")
     assert type(launcher).__name__ == "WarmLauncher"
-    batch = [["seed=1", "optimizer.lr=0.5"], ["seed=2", "optimizer.lr=0.25"], ["seed=3"]]
+    batch = [["seed=1", "study=null", "optimizer.lr=0.5"], ["seed=2", "study=null"], ["study=null", "seed=3"]]
     returned = launcher.launch(batch, 5)
     assert [each.return_value for each in returned] == [0.5, None, None]
     assert {each.status for each in returned} == {JobStatus.COMPLETED}
     assert [each.overrides for each in returned] == batch
-    assert jobs.typed == ["seed=1 optimizer.lr=0.5", "seed=2 optimizer.lr=0.25", "seed=3"]
-    assert jobs.first == batch[0]
+    assert jobs.typed == ["seed=1 study=null optimizer.lr=0.5", "seed=2 study=null", "study=null seed=3"]
+    assert (jobs.first, jobs.common) == (batch[0], ["study=null"])
     source = jobs.open_source(make_experiment(), [])
     assert [(trial.number, trial.overrides) for trial in iter(source.next, None)] == [
         (5 + index, tuple(overrides)) for index, overrides in enumerate(batch)
@@ -180,4 +181,4 @@ def test_what_hydra_made_of_the_command_is_kept_without_secrets(context):
     ],
 )
 def test_the_job_that_stands_for_all_has_the_first_of_each_value(overrides, expected):
-    assert first(OverridesParser.create().parse_overrides(overrides)) == expected
+    assert space(OverridesParser.create().parse_overrides(overrides)).first() == expected

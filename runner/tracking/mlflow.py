@@ -85,6 +85,7 @@ class MlflowTracker:
 def preload() -> None:
     """Import what `save_model` needs."""
     prepare()
+    import mlflow.pytorch  # noqa: F401
     import torch._dynamo
     import torch.export  # noqa: F401
 
