@@ -69,6 +69,10 @@ def draws(name, drawn, folder):
     return draw
 
 
+def never():
+    raise AssertionError("no model is to be stored")
+
+
 PLOTS = {"kind": "artifact", "path": "plots"}
 
 
@@ -77,7 +81,7 @@ def test_only_the_best_job_s_plots_are_drawn_and_recorded(tmp_path, delivered):
     for number, value in ((0, 3.0), (4, 2.0), (5, 2.5)):
         best.offer(number, value)
         best.keep(number, draws(f"job {number}", drawn, tmp_path))
-    best.complete(tmp_path, "run 4", URI, prepared_of(make_experiment()), Known())
+    best.complete(tmp_path, "run 4", URI, never, Known())
     assert (drawn, delivered) == (["job 4"], [[PLOTS]])
     assert Address.read(tmp_path) == Address(URI, "run 4")
     assert is_free(tmp_path)
@@ -89,7 +93,7 @@ def test_a_job_that_was_beaten_before_it_told_its_plots_does_not_displace_others
     best.offer(1, 2.0)
     best.keep(1, draws("job 1", drawn, tmp_path))
     best.keep(0, draws("job 0", drawn, tmp_path))
-    best.complete(tmp_path, None, URI, None, Known())
+    best.complete(tmp_path, None, URI, never, Known())
     assert (drawn, delivered) == (["job 1"], [[PLOTS]])
 
 
@@ -98,8 +102,19 @@ def test_where_a_run_of_an_earlier_command_is_the_best_nothing_is_drawn(tmp_path
     best.offer(0, 3.0)
     best.keep(0, draws("job 0", drawn, tmp_path))
     best.offer(1, 1.0)
-    best.complete(tmp_path, "earlier", URI, None, Known())
-    assert (drawn, delivered) == ([], [[]])
+    best.complete(tmp_path / "earlier", "earlier", URI, never, Known())
+    assert (drawn, delivered) == ([], [])
+    assert not (tmp_path / "earlier").exists()
+
+
+def test_without_a_store_there_are_plots_alone(tmp_path, delivered):
+    best, drawn = Best(Goal()), []
+    best.offer(0, 3.0)
+    best.keep(0, draws("job 0", drawn, tmp_path))
+    (tmp_path / FINAL).touch()
+    best.complete(tmp_path, None, None, never, Known())
+    assert drawn == ["job 0"]
+    assert not (tmp_path / "tracking").exists()
 
 
 def test_the_best_model_is_stored_with_its_final_weights(tmp_path, delivered, monkeypatch):
@@ -114,7 +129,7 @@ def test_the_best_model_is_stored_with_its_final_weights(tmp_path, delivered, mo
     saving.write_final(trained, tmp_path)
     best = Best(Goal())
     best.offer(2, 1.0)
-    best.complete(tmp_path, "run 2", URI, prepared, known)
+    best.complete(tmp_path, "run 2", URI, lambda: prepared, known)
     ((model, example, path),) = saved
     assert {key: value.tolist() for key, value in model.state_dict().items()} == {
         key: value.tolist() for key, value in trained.state_dict().items()

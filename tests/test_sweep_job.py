@@ -243,3 +243,13 @@ def test_the_basis_is_of_the_user_s_own_code_too(loaded, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     overrides = ["model._target_=my_model.Linear", "allowed_targets=[my_model]"]
     assert loaded(*overrides, roots=(*ROOTS, str(tmp_path))).basis != loaded(*overrides).basis
+
+
+def test_two_jobs_in_one_folder_are_refused(tmp_path):
+    three = [job_of(tmp_path, number) for number in range(3)]
+    jobs.check_folders(three)
+    same = dataclasses.replace(three[2].request, run_dir=three[0].request.run_dir)
+    with pytest.raises(
+        ConfigError, match=r"^hydra.sweep.subdir=0: jobs 0 and 2 would have the same folder; type "
+    ):
+        jobs.check_folders([*three[:2], dataclasses.replace(three[2], request=same)])

@@ -35,18 +35,20 @@ class Best:
                 self._plots = {number: draw}
 
     def complete(
-        self, folder: Path, run_id: str | None, uri: str, job: Prepared | None, known: Known
+        self, folder: Path, run_id: str | None, uri: str | None, job: Callable[[], Prepared], known: Known
     ) -> None:
-        """Plots and model of the best job, in its folder and its MLflow run; `job` is None where it is one of an earlier
-        command, whose plots were drawn then."""
+        """Plots and model of the best job, in `folder` and in its MLflow run, as far as it has left what they are made of."""
         draw = self._plots.get(-1 if self.number is None else self.number)
+        has_weights = (folder / FINAL).exists() and uri is not None
+        if draw is None and not has_weights:
+            return  # a run of an earlier command, which has them
         with locked(folder):
             if draw is not None:
                 draw()
+            if uri is not None and draw is not None:
                 left_over.add_artifact(folder, uri, run_id, "plots")
-            if job is not None and (folder / FINAL).exists():
-                path = store_model(job, folder, known)
-                left_over.add_model(folder, uri, run_id, path)
+            if uri is not None and has_weights:
+                left_over.add_model(folder, uri, run_id, store_model(job(), folder, known))
             left_over.deliver_left(folder)
 
 

@@ -88,7 +88,8 @@ class Execution:
                 with self._lock:
                     self._source.told(job.told(result))
                 self._show(job, result)
-                self._begins_more &= self._goes_on_after(result)
+                if job.prepared is not None:
+                    self._begins_more &= self._goes_on_after(result)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from runner import config, prepare, run_folder, secrets
-from runner.errors import NOT_FINITE, RunnerError
+from runner.errors import NOT_FINITE, RunnerError, refuse
 from runner.known import Known, data_key
 from runner.prepare import Prepared
 from runner.recording import DRIVER_LOST
@@ -62,6 +62,12 @@ class SweepJob:
         }
         value = value_of((result.get("best") or {}).get(self.monitor), result.get("error"))
         return replace(self.trial, status=result["status"], value=value, values=values)
+
+    @property
+    def folder(self) -> Path:
+        """Of its run, be it one of an earlier command."""
+        known = self.earlier.tags.get("runner.run_dir") if self.earlier is not None else None
+        return Path(known) if known else self.request.run_dir
 
     @property
     def monitor(self) -> str:
@@ -115,6 +121,17 @@ def aside(job: SweepJob) -> SweepJob:
         again += 1
         folder = job.request.run_dir.with_name(f"{job.trial.number}-{again}")
     return replace(job, request=replace(job.request, run_dir=folder))
+
+
+def check_folders(jobs: Sequence[SweepJob]) -> None:
+    """Raises ConfigError where two jobs would have the same folder (hydra.sweep.subdir)."""
+    taken: dict[Path, int] = {}
+    for job in jobs:
+        folder, number = job.request.run_dir, job.trial.number
+        if folder in taken:
+            why = f"jobs {taken[folder]} and {number} would have the same folder"
+            raise refuse("hydra.sweep.subdir", folder.name, why, "hydra.sweep.subdir='${hydra.job.num}'")
+        taken[folder] = number
 
 
 def line(job: SweepJob) -> str:

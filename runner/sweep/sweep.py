@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from runner import interrupts, prepare, secrets
@@ -75,6 +76,7 @@ class Sweep:
             for job in known:
                 self._rehearse(jobs.check(job, self._known))
             return 0, {}
+        jobs.check_folders(known)
         known = [self._checked(job) for job in known]
         example = next((job.prepared for job in known if job.prepared), None)
         example = example or jobs.check(jobs.aside(self._first), self._known).prepared
@@ -159,15 +161,22 @@ class Sweep:
             return pool, opening.result()
 
     def _complete(self, execution: Execution, parent: Parent) -> None:
-        best, uri = execution.best, parent.record.uri
-        if best.number is not None and uri is not None:
+        best = execution.best
+        if best.number is not None:
             job, result = execution.results[best.number]
             try:
-                best.complete(job.request.run_dir, result["run_id"], uri, job.prepared, self._known)
+                best.complete(
+                    job.folder, result["run_id"], parent.record.uri, partial(self._prepared, job), self._known
+                )
             except Exception as error:  # noqa: BLE001 (a user's model; worth a line, not a sweep)
                 self._screen.line(f"the best model could not be stored: {type(error).__name__}: {error}")
         for job, _ in execution.results.values():
             (job.request.run_dir / FINAL).unlink(missing_ok=True)
+
+    def _prepared(self, job: SweepJob) -> prepare.Prepared:
+        prepared = job.prepared or jobs.check(job, self._known).prepared
+        assert prepared is not None
+        return prepared
 
     def _finish(self, execution: Execution, parent: Parent, status: str | None) -> int:
         """The leaderboard, the plots of the best job, the parent's status; returns the exit code: 1 if a job failed."""
