@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hydra import initialize_config_dir
@@ -246,10 +247,12 @@ def test_the_basis_is_of_the_user_s_own_code_too(loaded, monkeypatch, tmp_path):
 
 
 def test_two_jobs_in_one_folder_are_refused(tmp_path):
-    three = [job_of(tmp_path, number) for number in range(3)]
+    three = [
+        replace(job_of(tmp_path, number).request, tags={"runner.job": str(number)}) for number in range(3)
+    ]
     jobs.check_folders(three)
-    same = dataclasses.replace(three[2].request, run_dir=three[0].request.run_dir)
+    twin = replace(three[2], run_dir=three[0].run_dir)
     with pytest.raises(
         ConfigError, match=r"^hydra.sweep.subdir=0: jobs 0 and 2 would have the same folder; type "
     ):
-        jobs.check_folders([*three[:2], dataclasses.replace(three[2], request=same)])
+        jobs.check_folders([*three[:2], twin])

@@ -74,8 +74,8 @@ class SweepJob:
         return self.experiment.checkpoint.monitor
 
 
-def load(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: Path, known: Known) -> SweepJob:
-    """The job, composed; its data have been looked at. Raises RunnerError that names it."""
+def request_of(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: Path) -> Request:
+    """The trial as a job of the sweep in `folder`: its config is one. Raises RunnerError that names it."""
     with _named(trial):
         composed = compose(trial.overrides, trial.number, folder)
         run_dir = Path(composed.hydra.runtime.output_dir)
@@ -83,18 +83,33 @@ def load(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: Path, k
         request = Request.of(without_hydra(composed), overrides, run_dir, roots)
         config.check_targets(request.experiment)
         prepare.check_kind(request.experiment)
-        basis = _sha256(code_version(request.values, roots), _content(request.experiment, known))
+        return replace(request, tags={JOB: str(trial.number), OVERRIDES: json.dumps(overrides)})
+
+
+def identified(trial: Trial, request: Request, known: Known) -> SweepJob:
+    """Its data are loaded for it. Raises RunnerError that names it."""
+    with _named(trial):
+        code = code_version(request.values, request.import_roots)
+        basis = _sha256(code, _content(request.experiment, known))
         identity = _sha256(request.fingerprint, basis)
-        tags = {JOB: str(trial.number), OVERRIDES: json.dumps(overrides), IDENTITY: identity, BASIS: basis}
+        tags = {**request.tags, IDENTITY: identity, BASIS: basis}
         return SweepJob(trial, replace(request, tags=tags), identity, basis)
 
 
+def load(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: Path, known: Known) -> SweepJob:
+    return identified(trial, request_of(compose, trial, roots, folder), known)
+
+
 def check(job: SweepJob, known: Known) -> SweepJob:
-    """What can be known of it before a launch. Raises RunnerError that names it."""
-    with _named(job.trial):
-        request = job.request if job.action is Action.RESUME else aside(job).request
-        prepared = prepare.prepare(request, known=known)
-    return replace(job, prepared=replace(prepared, data=None))  # type: ignore[arg-type]  # loaded again when it runs
+    """With what can be known of it before a launch. Raises RunnerError that names it."""
+    request = job.request if job.action is Action.RESUME else aside(job).request
+    return replace(job, prepared=prepared_of(job.trial, request, known))
+
+
+def prepared_of(trial: Trial, request: Request, known: Known) -> Prepared:
+    """Without its data, which are loaded again when it runs. Raises RunnerError that names the job."""
+    with _named(trial):
+        return replace(prepare.prepare(request, known=known), data=None)  # type: ignore[arg-type]
 
 
 def compared(job: SweepJob, found: Sequence[Found], mine: Collection[str], retry_failed: bool) -> SweepJob:
@@ -123,11 +138,11 @@ def aside(job: SweepJob) -> SweepJob:
     return replace(job, request=replace(job.request, run_dir=folder))
 
 
-def check_folders(jobs: Sequence[SweepJob]) -> None:
+def check_folders(requests: Sequence[Request]) -> None:
     """Raises ConfigError where two jobs would have the same folder (hydra.sweep.subdir)."""
-    taken: dict[Path, int] = {}
-    for job in jobs:
-        folder, number = job.request.run_dir, job.trial.number
+    taken: dict[Path, str] = {}
+    for request in requests:
+        folder, number = request.run_dir, request.tags[JOB]
         if folder in taken:
             why = f"jobs {taken[folder]} and {number} would have the same folder"
             raise refuse("hydra.sweep.subdir", folder.name, why, "hydra.sweep.subdir='${hydra.job.num}'")

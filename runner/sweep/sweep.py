@@ -18,6 +18,7 @@ from runner.known import Known
 from runner.recording import INTERRUPTED_SECONDS, look_back
 from runner.report.console import Screen
 from runner.report.sweep_screen import SweepScreen
+from runner.request import Request
 from runner.saving import FINAL
 from runner.schema import Experiment
 from runner.sweep import job as jobs
@@ -26,7 +27,7 @@ from runner.sweep.execution import Execution
 from runner.sweep.job import Action, Compose, SweepJob
 from runner.sweep.parent import Parent, Store, folder_of
 from runner.sweep.pool import Pool
-from runner.sweep.source import FAILED, FINISHED, KILLED, Listed, Source, Trial
+from runner.sweep.source import FAILED, FINISHED, KILLED, Source, Trial
 from runner.sweep_schema import Isolation, Method
 
 OpenSource = Callable[[Experiment, Sequence[Trial]], Source]
@@ -57,32 +58,38 @@ class Sweep:
         self._common = common
         self._outputs, self._known = Path.cwd() / "outputs", Known()
         # The same wherever the sweep is: it is known by what this one says.
-        anywhere = self._outputs / "multiruns" / "…"
-        self._first = jobs.load(compose, Trial(0, tuple(first)), roots, anywhere, self._known)
-        self._settings = self._first.experiment
+        anywhere, self._first_trial = self._outputs / "multiruns" / "…", Trial(0, tuple(first))
+        self._first_request = jobs.request_of(compose, self._first_trial, roots, anywhere)
+        self._settings = self._first_request.experiment
+        self._checked_first: dict[int, tuple[Request, prepare.Prepared]] = {}  # of a grid, by number
 
     def run(self, typed: Sequence[str], open_source: OpenSource) -> tuple[int, Values]:
         """Run what the command, `typed`, means; returns the exit code. Raises RunnerError where nothing was started."""
         settings = self._settings
+        source = open_source(settings, ()) if settings.search.method is Method.grid else None
+        trials = list(iter(source.next, None)) if source is not None else []
+        self._check(trials)
         look_back(self._outputs, self._screen.line)  # before the store is asked what was done
+        self._first = jobs.identified(self._first_trial, self._first_request, self._known)
         name = self._name(typed)
         self._store = Store.open(settings, self._outputs, name, self._screen.line)
         self._folder = folder_of(self._store, self._folder)
         with_values = settings.search.method is Method.asha
-        earlier = self._store.trials(self._first.monitor, with_values, settings.sweep.retry_failed)
-        source = open_source(settings, earlier)
-        known = [self._compared(trial) for trial in _all(source)]
+        earlier: Sequence[Trial] = ()
+        if source is None:
+            earlier = self._store.trials(self._first.monitor, with_values, settings.sweep.retry_failed)
+            source = open_source(settings, earlier)
+        known = [self._compared(trial) for trial in trials]
         if settings.sweep.dry_run or settings.dry_run:
             for job in known:
                 self._rehearse(jobs.check(job, self._known))
             return 0, {}
-        jobs.check_folders(known)
         known = [self._checked(job) for job in known]
         example = next((job.prepared for job in known if job.prepared), None)
         example = example or jobs.check(jobs.aside(self._first), self._known).prepared
         assert example is not None
         common = set(secrets.masked(tuple(self._common)))
-        done = 0 if isinstance(source, Listed) else sum(trial.status is not None for trial in earlier)
+        done = sum(trial.status is not None for trial in earlier)
         screen = SweepScreen(self._screen, source.total - done)
         pool, parent = self._start(known, name, example)
         execution = Execution(
@@ -126,13 +133,27 @@ class Sweep:
         ]
         return hashlib.sha256(repr((self._first.identity, material)).encode()).hexdigest()
 
+    def _check(self, trials: Sequence[Trial]) -> None:
+        """All jobs of a grid, before anything is started or asked: first their configs, then what else can be known."""
+        requests = [jobs.request_of(self._compose, trial, self._roots, self._folder) for trial in trials]
+        jobs.check_folders(requests)
+        for trial, request in zip(trials, requests, strict=True):
+            self._checked_first[trial.number] = request, jobs.prepared_of(trial, request, self._known)
+
     def _compared(self, trial: Trial) -> SweepJob:
         """With what earlier commands have left of it."""
-        job = jobs.load(self._compose, trial, self._roots, self._folder, self._known)
+        request, _ = self._checked_first.get(trial.number, (None, None))
+        if request is None or not request.run_dir.is_relative_to(
+            self._folder
+        ):  # the sweep goes on in another folder
+            request = jobs.request_of(self._compose, trial, self._roots, self._folder)
+        job = jobs.identified(trial, request, self._known)
         mine = {run.run_id for run in self._store.jobs}
         return jobs.compared(job, self._store.runs(job.basis), mine, self._settings.sweep.retry_failed)
 
     def _checked(self, job: SweepJob) -> SweepJob:
+        if job.action is Action.RUN and job.trial.number in self._checked_first:
+            return replace(job, prepared=self._checked_first[job.trial.number][1])
         return jobs.check(job, self._known) if job.action in (Action.RUN, Action.RESUME) else job
 
     def _next(self, trial: Trial) -> SweepJob:
@@ -204,8 +225,3 @@ class Sweep:
             failed -= study_page.report(studied, self._folder / "study", parent.record, self._screen)
         parent.close(status or (FAILED if failed else FINISHED), INTERRUPTED_SECONDS if status else None)
         return 1 if failed else 0
-
-
-def _all(source: Source) -> list[Trial]:
-    """What is known from the start: of a grid all of it, of a search nothing."""
-    return list(iter(source.next, None)) if isinstance(source, Listed) else []
