@@ -25,6 +25,7 @@ from runner.sweep.best import Best
 from runner.sweep.job import SweepJob
 from runner.sweep.parent import Parent
 from runner.sweep.pool import Lease, Pool
+from runner.sweep.population import Member, Population
 from runner.sweep.source import FAILED, KILLED, Source, Trial
 from runner.sweep_schema import Method, Models, OnFailure
 from runner.verbs.train import train_job
@@ -46,7 +47,7 @@ class Execution:
         checked: Callable[[Trial], SweepJob],
         found: Known,
         parent: Parent,
-        pool: Pool | None,
+        pool: Pool | Population | None,
         example: Prepared,
         common: Collection[str],
         screen: SweepScreen,
@@ -153,7 +154,7 @@ class Execution:
             lease.release()
         self._ended.put((job, {"run_id": None, "best": {}, "metrics": {}, **result}))
 
-    def _train(self, job: SweepJob, prepared: Prepared, lease: Lease, screen: JobScreen) -> Result:
+    def _train(self, job: SweepJob, prepared: Prepared, lease: Lease | Member, screen: JobScreen) -> Result:
         number, monitor = job.trial.number, job.monitor
         screen.began()
         data = self._found.data(job.experiment)

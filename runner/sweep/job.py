@@ -77,8 +77,8 @@ def load(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: Path, k
         request = Request.of(without_hydra(composed), overrides, run_dir, roots)
         config.check_targets(request.experiment)
         prepare.check_kind(request.experiment)
-        basis = _sha256(code_version(request.values, roots), _content(request.experiment, known))
-        identity = _sha256(request.fingerprint, basis)
+        basis = sha256(code_version(request.values, roots), _content(request.experiment, known))
+        identity = sha256(request.fingerprint, basis)
         tags = {JOB: str(trial.number), OVERRIDES: json.dumps(overrides), IDENTITY: identity, BASIS: basis}
         return SweepJob(trial, replace(request, tags=tags), identity, basis)
 
@@ -156,5 +156,5 @@ def _content(experiment: Experiment, known: Known) -> str:
     return known.once("content", data_key(experiment), find=find)
 
 
-def _sha256(*parts: str) -> str:
+def sha256(*parts: str) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()

@@ -17,10 +17,13 @@ from runner.report.sweep_screen import SweepScreen
 from runner.saving import FINAL
 from runner.schema import Experiment
 from runner.sweep import job as jobs
+from runner.sweep import population
 from runner.sweep.execution import Execution
 from runner.sweep.job import Action, Compose, SweepJob
+from runner.sweep.members import Members
 from runner.sweep.parent import Parent, Store, folder_of
 from runner.sweep.pool import Pool
+from runner.sweep.population import Population
 from runner.sweep.source import FAILED, FINISHED, KILLED, Listed, Source, Trial
 from runner.sweep_schema import Isolation, Method
 
@@ -58,13 +61,15 @@ class Sweep:
         """Run what the command, `typed`, means; returns the exit code. Raises RunnerError where nothing was started."""
         settings = self._settings
         look_back(self._outputs, self._screen.line)  # before the store is asked what was done
-        name = self._name(typed)
+        name = self._command = self._name(typed)
         self._store = Store.open(settings, self._outputs, name, self._screen.line)
         self._folder = folder_of(self._store, self._folder)
         with_values = settings.search.method is Method.asha
         earlier = self._store.trials(self._first.monitor, with_values, settings.sweep.retry_failed)
         source = open_source(settings, earlier)
         known = [self._compared(trial) for trial in _all(source)]
+        if isinstance(source, Members):
+            known = population.whole(known, self._screen.line)
         if settings.sweep.dry_run:
             for job in known:
                 self._screen.line(jobs.line(jobs.check(job, self._known)))
@@ -76,7 +81,7 @@ class Sweep:
         common = set(self._first.request.overrides) & set(secrets.masked(tuple(typed)))
         done = 0 if isinstance(source, Listed) else sum(trial.status is not None for trial in earlier)
         screen = SweepScreen(self._screen, source.total - done)
-        pool, parent = self._start(known, name, example)
+        pool, parent = self._start(known, name, example, source)
         execution = Execution(
             settings, source, known, self._next, self._known, parent, pool, example, common, screen
         )
@@ -113,6 +118,8 @@ class Sweep:
     def _compared(self, trial: Trial) -> SweepJob:
         """With what earlier commands have left of it."""
         job = jobs.load(self._compose, trial, self._roots, self._folder, self._known)
+        if self._settings.search.method is Method.pbt:
+            job = population.member_of(job, self._command)
         mine = {run.run_id for run in self._store.jobs}
         return jobs.compared(job, self._store.runs(job.basis), mine, self._settings.sweep.retry_failed)
 
@@ -123,11 +130,11 @@ class Sweep:
         return self._checked(self._compared(trial))
 
     def _start(
-        self, known: Sequence[SweepJob], name: str, example: prepare.Prepared
-    ) -> tuple[Pool | None, Parent]:
+        self, known: Sequence[SweepJob], name: str, example: prepare.Prepared, source: Source
+    ) -> tuple[Pool | Population | None, Parent]:
         """Ray with the sessions of the first jobs, and the parent run, side by side."""
         sweep = self._settings.sweep
-        pool = None
+        pool: Pool | Population | None = None
         with ThreadPoolExecutor(1) as background:
             opening = background.submit(
                 Parent.open, self._settings, self._outputs, self._folder, self._store, name, self._screen.line
@@ -136,6 +143,9 @@ class Sweep:
             if prepared or not known:
                 if example.address is None:
                     ray_cluster.start(None, example.machine.cpus, self._roots, self._settings.verbose)
+                if isinstance(source, Members):
+                    pool = Population(self._settings, source, self._folder / "ray")
+                    return pool, opening.result()
                 is_shared = sweep.isolation is Isolation.session
                 pool = Pool(example.machine, self._folder / "ray", sweep.max_concurrent, is_shared)
                 for job in prepared:
