@@ -48,7 +48,7 @@ def fit(board: PopulationBoard, name: str, spec: dict[str, Any]) -> str | None:
 
     `spec`: what ScalingConfig and RunConfig take (`scaling`, `storage_path`, `verbose`, `max_failures`), the `horovod` settings,
     the `members` (number and first options of each), the arguments of `exploits.Exploits` as `search`, and the checkpoint's
-    `monitor`.
+    `monitor` and the driver's `node`.
     """
     from ray import tune
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -61,6 +61,7 @@ def fit(board: PopulationBoard, name: str, spec: dict[str, Any]) -> str | None:
     search = spec["search"]
     common = {
         "board": name,
+        "node": spec["node"],
         "every": search["every"],
         "monitor": spec["monitor"],
         "maximise": search["maximise"],
@@ -75,7 +76,9 @@ def fit(board: PopulationBoard, name: str, spec: dict[str, Any]) -> str | None:
     tuner = tune.Tuner(
         trainer,
         param_space={exploits.CONFIG: tune.grid_search([{**common, **each} for each in spec["members"]])},
-        tune_config=tune.TuneConfig(scheduler=exploits.Exploits(**search)),
+        tune_config=tune.TuneConfig(
+            scheduler=exploits.Exploits(**search), trial_dirname_creator=exploits.folder_of
+        ),
         run_config=RunConfig(
             name=name,
             storage_path=spec["storage_path"],
@@ -143,12 +146,21 @@ def train_member(config: dict[str, Any]) -> None:
                 values["took_over"] = (source.job, source.epoch) if takes_over and source else None
             ray.get(board.tell.remote(("report", number, values)))
 
+    is_beside_driver = ray.get_runtime_context().get_node_id() == config["node"]
     is_restart = source is not None or ray.get(board.is_restarted.remote(number))
     worst = -math.inf if config["maximise"] else math.inf
     reference, value, error = None, worst, None
     try:
         measured = train_loop_per_worker(
-            job, ray.get(memory), {}, connect, report, rank, is_restart, until=until
+            job,
+            ray.get(memory),
+            {},
+            connect,
+            report,
+            rank,
+            is_restart,
+            delivers=not is_beside_driver,
+            until=until,
         )
     except TrainingError as raised:
         if NOT_FINITE not in str(raised) or kind_of(raised) != TOGETHER:

@@ -121,8 +121,10 @@ class Population:
             )
             .remote()
         )
-        for number in sorted(self._handed):
-            self._board.put.remote(self._handed[number])
+        for number in sorted(
+            self._handed
+        ):  # a member takes that of its number: the board has threads, so one by one
+            ray.get(self._board.put.remote(self._handed[number]))
         options = enumerate(self._members.options)
         spec = {
             "scaling": scaling(resources, settings.scaling.placement_strategy),
@@ -132,6 +134,7 @@ class Population:
             "horovod": settings.horovod,
             "members": [{"number": number, "options": each} for number, each in options],
             "monitor": settings.checkpoint.monitor,
+            "node": self._node,
             "search": {
                 "every": search.perturb_every_epochs,
                 "seed": search.seed,
