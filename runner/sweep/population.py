@@ -204,8 +204,11 @@ class Member:
         if taken is None:
             return {**values, "event": None}
         job, epoch = taken
-        changes = [f"{key} {before:g} → {new[key]:g}" for key, before in self._options.items()]
-        event = f"took over job {job} at epoch {epoch}: {', '.join(changes)}; {rate}"
+        changed = [key for key in new if new[key] != self._options[key]]
+        said = (
+            ", ".join(f"{key} {self._options[key]:g} → {new[key]:g}" for key in changed) or "its options stay"
+        )
+        event = f"took over job {job} at epoch {epoch}: {said}; {rate}"
         self._options = new
         return {**values, "event": event, "changed": [f"{key}={value!r}" for key, value in new.items()]}
 
