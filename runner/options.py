@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
 
 def may_change(key: str) -> bool:
     group, _, name = key.partition(".")
-    return key in OTHERS or (f"{group}." == OPTIMIZER and "." not in name and name not in FIXED)
+    return key in OTHERS or (f"{group}." == OPTIMIZER and name.isidentifier() and name not in FIXED)
 
 
 def of_optimizer(keys: Iterable[str]) -> tuple[str, ...]:

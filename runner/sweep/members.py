@@ -114,7 +114,7 @@ def check(settings: Experiment, found: Space) -> None:
     if trainer.validate_every_steps is not None or every % per:
         key = "epochs" if trainer.validate_every_steps is None else "steps"
         value = per if trainer.validate_every_steps is None else trainer.validate_every_steps
-        why = f"members are compared after every {every} epochs, by a validation then"
+        why = f"members are compared by a validation after epoch {every}, {2 * every}, …"
         raise _not_with(f"trainer.validate_every_{key}", value, why, "trainer.validate_every_epochs=1")
     if trainer.max_steps is None and every >= trainer.epochs:
         why = f"the training ends after {trainer.epochs} epochs, so that nothing would be taken over"
