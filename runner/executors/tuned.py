@@ -102,6 +102,7 @@ def train_member(config: dict[str, Any]) -> None:
 
     from runner import secrets
     from runner.communicator import Communicator, HorovodCommunicator
+    from runner.diagnosis import error_path
     from runner.errors import NOT_FINITE, TrainingError
     from runner.executors.live_rank import TOGETHER, kind_of
     from runner.executors.session import TIMELINE
@@ -171,6 +172,8 @@ def train_member(config: dict[str, Any]) -> None:
         reference = Reference(number, until)
         if is_over:
             measured = None
+        else:  # or a process that is lost later would seem to be a consequence
+            error_path(job.run_dir, rank).unlink(missing_ok=True)
     if measured is None:
         if rank == 0:
             ray.get(board.tell.remote(("ended", number, error)))
