@@ -13,6 +13,7 @@ from runner.errors import ConfigError
 from runner.learner import build_learner
 from runner.options import with_its_rate, with_options
 from runner.take_over import REFERENCE, Reference, take_over
+from runner.worker import Stage
 from tests.fakes import without_times
 from tests.test_worker import job_of, memory
 
@@ -34,10 +35,12 @@ def given(job, options):
     return dataclasses.replace(job, experiment=experiment, plan=plan, searched=tuple(options))
 
 
-def train(job, until=None, goes_on=False):
+def train(job, until=None, goes_on=False, pinned=None):
     """(what train returns, all that it reported)."""
     reports = []
-    found = worker.train(job, memory(), {}, SingleProcess(), reports.append, goes_on, until=until)
+    found = worker.train(
+        job, memory(), {}, SingleProcess(), reports.append, goes_on, stage=until and Stage(until, pinned)
+    )
     return found, reports
 
 
@@ -126,6 +129,17 @@ def test_own_checkpoints_and_measurements_of_later_steps_are_gone(two):
     taken = take_over(source, bad.run_dir / "checkpoints", {})
     assert newest(bad) == taken
     assert [each["step"] for each in measured(checkpoint.load(taken)[1])] == [1, 3, 6]  # and the first LR
+
+
+def test_what_others_may_take_over_is_kept_until_the_next_comparison(tmp_path):
+    job = job_of(tmp_path, {"checkpoint.keep": 2, "trainer.epochs": 7})
+    train(job, until=EVERY)
+    train(job, until=6, goes_on=True, pinned="step-00000006")
+    there = [path.name for path in checkpoint.committed(job.run_dir / "checkpoints")]
+    assert there == ["step-00000006", "step-00000015", "step-00000018"]
+    train(job, until=9, goes_on=True, pinned="step-00000018")
+    there = [path.name for path in checkpoint.committed(job.run_dir / "checkpoints")]
+    assert there == ["step-00000018", "step-00000021"]
 
 
 def test_one_that_has_no_checkpoint_yet_can_take_over(two, tmp_path):

@@ -9,10 +9,15 @@ from __future__ import annotations
 import gc
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.executors.board import Board
+
+if TYPE_CHECKING:
+    from runner.job import Job, Memory
+    from runner.take_over import Reference
 
 TAKE_SECONDS = 30.0  # that a rank waits for one answer
 
@@ -47,8 +52,8 @@ def fit(board: PopulationBoard, name: str, spec: dict[str, Any]) -> str | None:
     """Train the members to their end. Returns Ray's account where Tune itself failed.
 
     `spec`: what ScalingConfig and RunConfig take (`scaling`, `storage_path`, `verbose`, `max_failures`), the `horovod` settings,
-    the `members` (number and first options of each), the arguments of `exploits.Exploits` as `search`, and the checkpoint's
-    `monitor` and the driver's `node`.
+    the `members` (number and first options of each), the arguments of `exploits.Exploits` as `search`, and the driver's
+    `node`.
     """
     from ray import tune
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -63,8 +68,6 @@ def fit(board: PopulationBoard, name: str, spec: dict[str, Any]) -> str | None:
         "board": name,
         "node": spec["node"],
         "every": search["every"],
-        "monitor": spec["monitor"],
-        "maximise": search["maximise"],
     }
     trainer = HorovodTrainer(
         train_member,
@@ -100,15 +103,13 @@ def train_member(config: dict[str, Any]) -> None:
     import ray
     from ray import train
 
-    from runner import secrets
     from runner.communicator import Communicator, HorovodCommunicator
     from runner.diagnosis import error_path
     from runner.errors import NOT_FINITE, TrainingError
     from runner.executors.live_rank import TOGETHER, kind_of
     from runner.executors.session import TIMELINE
-    from runner.job import enter
-    from runner.take_over import Reference, take_over
-    from runner.worker import train_loop_per_worker
+    from runner.take_over import take_over
+    from runner.worker import Stage, train_loop_per_worker
 
     board, number, rank = (
         ray.get_actor(config["board"]),
@@ -116,20 +117,12 @@ def train_member(config: dict[str, Any]) -> None:
         train.get_context().get_world_rank(),
     )
     ray.get(board.enlist.remote(ray.get_runtime_context().current_actor))
-    is_there, handed = False, []
-    while not is_there:
-        is_there, handed = ray.get(board.take.remote(number, TAKE_SECONDS))
-    open_job, kept, memory = ray.get(handed[0])
-    job = secrets.reveal(open_job, kept)
-    enter(job)  # what is unpickled below may be of the user's modules
-    job = with_options(job, config["options"])
-    stood = train.get_checkpoint()
-    source = None
-    if stood is not None:
-        with stood.as_directory() as folder:
-            source = Reference.read(Path(folder))
+    job, memory = taken(board, number, config["options"])
+    source = stood()
     takes_over = source is not None and source.job != number and source.path is not None
     until = (source.epoch if source else 0) + config["every"]
+    # Who takes it over may begin only when this member has trained for long.
+    stage = Stage(until, pinned=Path(source.path).name if source and source.path else None)
 
     def connect() -> Communicator:
         if rank == 0 and takes_over:
@@ -147,57 +140,77 @@ def train_member(config: dict[str, Any]) -> None:
                 values["took_over"] = (source.job, source.epoch) if takes_over and source else None
             ray.get(board.tell.remote(("report", number, values)))
 
-    is_beside_driver = ray.get_runtime_context().get_node_id() == config["node"]
     is_restart = source is not None or ray.get(board.is_restarted.remote(number))
-    worst = -math.inf if config["maximise"] else math.inf
-    reference, value, error = None, worst, None
+    delivers = ray.get_runtime_context().get_node_id() != config["node"]
+    error = None
     try:
         measured = train_loop_per_worker(
-            job,
-            ray.get(memory),
-            {},
-            connect,
-            report,
-            rank,
-            is_restart,
-            delivers=not is_beside_driver,
-            until=until,
+            job, memory, {}, connect, report, rank, is_restart, delivers=delivers, stage=stage
         )
     except TrainingError as raised:
         if NOT_FINITE not in str(raised) or kind_of(raised) != TOGETHER:
             raise
-        # It is the worst of all, and goes on from another's checkpoint. At the end it has none to go on from.
-        measured, error = {}, str(raised)
+        error = str(raised)
         is_over = until * job.plan.schedule_steps_per_epoch >= job.plan.total_steps
-        reference = Reference(number, until)
-        if is_over:
-            measured = None
-        else:  # or a process that is lost later would seem to be a consequence
+        measured = None if is_over else {}
+        if not is_over:  # a process that is lost later would seem to be a consequence
             error_path(job.run_dir, rank).unlink(missing_ok=True)
-    if measured is None:
-        if rank == 0:
-            ray.get(board.tell.remote(("ended", number, error)))
-        return
-    if measured and math.isfinite(measured[config["monitor"]]):
-        value = measured[config["monitor"]]
+    if measured is not None:
+        compare(job, number, until, measured if error is None else None)
+    elif rank == 0:
+        ray.get(board.tell.remote(("ended", number, error)))
+
+
+def taken(board: Any, number: int, options: dict[str, float]) -> tuple[Job, Memory]:
+    """The member's job, with the options that it has by now, and what it shares with the others."""
+    import ray
+
+    from runner import secrets
+    from runner.job import enter
+    from runner.options import with_its_rate, with_options
+
+    is_there, handed = False, []
+    while not is_there:
+        is_there, handed = ray.get(board.take.remote(number, TAKE_SECONDS))
+    open_job, kept, memory = ray.get(handed[0])
+    job: Job = secrets.reveal(open_job, kept)
+    enter(job)  # what is unpickled below may be of the user's modules
+    experiment = with_options(job.experiment, options)
+    plan = with_its_rate(job.plan, experiment)
+    return replace(job, experiment=experiment, plan=plan, searched=tuple(options)), ray.get(memory)
+
+
+def stood() -> Reference | None:
+    """The checkpoint that Tune has this member go on from: its own, another's, or none yet."""
+    from ray import train
+
+    from runner.take_over import Reference
+
+    found = train.get_checkpoint()
+    if found is None:
+        return None
+    with found.as_directory() as folder:
+        return Reference.read(Path(folder))
+
+
+def compare(job: Job, number: int, epoch: int, metrics: dict[str, float] | None) -> None:
+    """Tell Tune where the member stands, which then ends this process. No metrics: it has diverged, which is the worst of all,
+    and has nothing to go on from but another's checkpoint."""
+    from ray import train
+
+    from runner.checkpoint import committed
+    from runner.take_over import Reference
+
+    value = metrics[job.plan.goal.monitor] if metrics else math.nan
+    if not math.isfinite(value):  # Tune would leave NaN out of the comparison
+        value = -math.inf if job.plan.goal.maximise else math.inf
+    gc.freeze()  # no look for garbage in all of torch and Ray
     with tempfile.TemporaryDirectory() as folder:
         ours = None
-        if rank == 0:
-            from runner.checkpoint import committed
-
-            reference = reference or Reference.to(committed(job.run_dir / "checkpoints")[-1], number, until)
+        if train.get_context().get_world_rank() == 0:
+            reference = Reference(number, epoch)
+            if metrics:
+                reference = Reference.to(committed(job.run_dir / "checkpoints")[-1], number, epoch)
             reference.write(Path(folder))
             ours = train.Checkpoint.from_directory(folder)
-        gc.freeze()  # this process ends soon, without a look for garbage in all of torch and Ray
-        train.report({"epoch": until, "value": value}, checkpoint=ours)
-
-
-def with_options(job: Any, options: dict[str, float]) -> Any:
-    """The job with the options that its member has by now."""
-    from dataclasses import replace
-
-    from runner import options as changing
-
-    experiment = changing.with_options(job.experiment, options)
-    plan = changing.with_its_rate(job.plan, experiment)
-    return replace(job, experiment=experiment, plan=plan, searched=tuple(options))
+        train.report({"epoch": epoch, "value": value}, checkpoint=ours)

@@ -133,7 +133,6 @@ class Population:
             "max_failures": settings.trainer.max_failures,
             "horovod": settings.horovod,
             "members": [{"number": number, "options": each} for number, each in options],
-            "monitor": settings.checkpoint.monitor,
             "node": self._node,
             "search": {
                 "every": search.perturb_every_epochs,
