@@ -97,6 +97,10 @@ class RunnerSweeper(BasicSweeper):
             if settings.search.method is Method.grid:
                 (jobs,) = self.split_arguments(overrides, None)
                 return Listed(jobs)
+            if settings.search.method is Method.pbt:
+                from runner.sweep.members import open_population
+
+                return open_population(settings, overrides)
             from runner.sweep.search import open_search
 
             maximise = settings.checkpoint.mode is Mode.max

@@ -33,8 +33,9 @@ class Writer:
         keep_best: int,
         maximise: bool,
         committed: Callable[[Path, Snapshot], None] = lambda path, snapshot: None,
+        pinned: str | None = None,
     ) -> None:
-        self._root, self._committed = root, committed
+        self._root, self._committed, self._pinned = root, committed, pinned
         self._keep, self._keep_best, self._maximise = keep, keep_best, maximise
         self._given: SimpleQueue[Snapshot | None] = SimpleQueue()
         self._idle = threading.Event()
@@ -86,7 +87,9 @@ class Writer:
             snapshot.attachments,
         )
         self._committed(path, snapshot)
-        retention.prune(self._root, self._keep, self._keep_best, self._maximise, newest=path)
+        retention.prune(
+            self._root, self._keep, self._keep_best, self._maximise, newest=path, pinned=self._pinned
+        )
 
 
 def _stand_back() -> None:

@@ -45,7 +45,7 @@ class Diagnosis:
 def record_error(run_dir: Path, rank: int, error: BaseException) -> None:
     """Leave a rank's failure for the driver. A full disk must not hide the failure itself, which Ray reports too."""
     kind, told = _told(error)
-    path = run_dir / "errors" / f"rank-{rank}.json"
+    path = error_path(run_dir, rank)
     with contextlib.suppress(OSError):
         write_json(
             path,
@@ -61,6 +61,10 @@ def record_error(run_dir: Path, rank: int, error: BaseException) -> None:
                 "traceback": "".join(traceback.format_exception(error)),
             },
         )
+
+
+def error_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / "errors" / f"rank-{rank}.json"
 
 
 def tried_in_vain(found: Diagnosis, restarts: int, most: int) -> RunnerError:

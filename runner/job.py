@@ -36,6 +36,7 @@ class Job:
     resumes: bool = False  # a run that was begun before
     best_only: bool = False  # of a sweep: plots and a model are for a job that beats the others
     to_beat: float | None = None  # their best value so far
+    searched: tuple[str, ...] = ()  # keys whose values are the config's, also where a checkpoint has others
 
 
 @dataclass(frozen=True)

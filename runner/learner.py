@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,7 @@ class Learner:
     on_nonfinite: OnNonfinite = OnNonfinite.ignore
     adascale: Gain = field(default_factory=Gain)
     scaled_options: dict[str, Any] = field(default_factory=dict)  # of the optimizer, that the LR rule changed
+    own_options: tuple[str, ...] = ()  # of the optimizer, that a checkpoint does not change
 
     @property
     def checks(self) -> bool:
@@ -117,6 +118,14 @@ class Learner:
         buffers = {name: value for name, value in self.model.state_dict().items() if name not in parameters}
         return {"buffers": buffers, "objective": self.objective.state_dict()}
 
+    def owning(self, options: Iterable[str]) -> Learner:
+        """The same, whose options of these names are never a checkpoint's. Raises ConfigError for one that the optimizer does
+        not read again in each step."""
+        for name in options:
+            if not all(name in group for group in self.optimizer.param_groups):
+                raise refuse(f"optimizer.{name}", "…", "the optimizer does not keep it, so it cannot change")
+        return replace(self, own_options=tuple(options))
+
     def resume(self, weights: Weights, state: dict[str, Any], steps: float) -> None:
         """Go on from `weights()` and `state_dict()`; `steps` are those of the schedule. Raises RuntimeError where they are
         another model's."""
@@ -125,7 +134,10 @@ class Learner:
         if self.average is not None:
             self.average.module.load_state_dict(weights)
             self.average.n_averaged.fill_(state["averaged"])
+        own = [{name: group[name] for name in self.own_options} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, options in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(options)
         if state["scaled_options"] != self.scaled_options:  # the rule's for another number of workers
             for group in self.optimizer.param_groups:
                 group.update(self.scaled_options)

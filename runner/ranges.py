@@ -44,6 +44,8 @@ AT_LEAST = {
     "search.seed": 0,
     "search.min_epochs": 1,
     "search.reduction": 2,
+    "search.population": 2,
+    "search.perturb_every_epochs": 1,
     "sweep.max_concurrent": 1,
 }
 ADASUM_RULE = "runner.lr_scaling.adasum"
@@ -79,6 +81,11 @@ def check_values(experiment: Experiment) -> None:
         )
     if decay is not None and not 0 < decay < 1:
         raise refuse("trainer.ema_decay", decay, "must be between 0 and 1", "trainer.ema_decay=0.999")
+    search = experiment.search
+    if not 0 < search.quantile <= 0.5:
+        raise refuse("search.quantile", search.quantile, "must be above 0, to 0.5", "search.quantile=0.25")
+    if not 0 <= search.resample <= 1:
+        raise refuse("search.resample", search.resample, "must be from 0 to 1", "search.resample=0.25")
     name = experiment.tracking.run_name
     if name is not None and (not name.strip() or "/" in name or ".." in name):
         raise refuse(

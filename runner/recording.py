@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,14 @@ def describe_run(record: RunRecord, request: Request, plan: Plan) -> None:
     record.log_text(provenance.environment(), "environment.json")
     if diff:
         record.log_text(diff, "git.diff")
+
+
+def change_config(record: RunRecord, run_dir: Path, overrides: list[str]) -> None:
+    """Of a run whose options change while it trains: who resumes it goes on with the last ones."""
+    stored = RunFile.read(run_dir)
+    changed = config.to_yaml(config.changed(stored.config, overrides))
+    replace(stored, config=changed).write(run_dir)
+    record.log_text(changed, "config.yaml")
 
 
 def close_record(

@@ -15,8 +15,16 @@ VALUE = "value"  # in the manifest: the monitored value of this step, null where
 Manifests = Mapping[Path, Mapping[str, Any]]
 
 
-def prune(root: Path, keep: int, keep_best: int, maximise: bool, newest: Path | None = None) -> None:
-    """Delete all but the last `keep` and the best `keep_best`, by the monitored value in their manifests.
+def prune(
+    root: Path,
+    keep: int,
+    keep_best: int,
+    maximise: bool,
+    newest: Path | None = None,
+    pinned: str | None = None,
+) -> None:
+    """Delete all but the last `keep`, the best `keep_best`, by the monitored value in their manifests, and the one of the name
+    `pinned`.
 
     What comes after `newest`, where that is given, is of a training that was then taken back to an earlier step, and
     goes as well. A checkpoint without a readable manifest counts as none of those that are kept.
@@ -26,7 +34,7 @@ def prune(root: Path, keep: int, keep_best: int, maximise: bool, newest: Path | 
     manifests = _readable(there[:end])
     kept = {*list(manifests)[-keep:], *_ranked(manifests, maximise)[:keep_best]}
     for path in reversed(there):  # what was overtaken first: it would be taken for the newest
-        if path not in kept:
+        if path not in kept and path.name != pinned:
             delete(path)
 
 

@@ -36,6 +36,12 @@ class Search:
     seed: int = 0  # of what is tried, not of the jobs
     min_epochs: int = 1  # asha: before the first job is stopped
     reduction: int = 3  # asha: one in so many goes on, to so many times the epochs
+    population: int = 4  # pbt: jobs, all at the same epoch
+    perturb_every_epochs: int = 5  # pbt: between two comparisons
+    quantile: float = 0.25  # pbt: this share, the worst, takes over from the best as large a share
+    resample: float = (
+        0.25  # pbt: how often a new value is drawn; else the other's × 0.8 or 1.2, or its neighbour
+    )
 
 
 @dataclass

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner import schema, secrets
 from runner.checkpoint_writer import Writer
@@ -24,6 +24,7 @@ from runner.ingest.tensors import TensorIngest, example
 from runner.job import Job, Memory
 from runner.learner import build_learner
 from runner.loop import fit, restart
+from runner.options import of_optimizer
 from runner.process_state import settle
 from runner.profile import FOLDER, ProfiledIngest
 from runner.rank_log import aside, captured, log_path
@@ -46,6 +47,13 @@ Report = Callable[[dict[str, Any]], None]
 IsPruned = Callable[[Metrics], bool]
 
 
+class Stage(NamedTuple):
+    """A part of a training: it pauses after `until` epochs, with a checkpoint."""
+
+    until: int
+    pinned: str | None = None  # a checkpoint that others may still need meanwhile
+
+
 def train_loop_per_worker(
     job: Job,
     memory: Memory,
@@ -56,16 +64,20 @@ def train_loop_per_worker(
     is_restart: bool = False,
     delivers: bool = True,
     is_pruned: IsPruned = lambda metrics: False,
-) -> None:
+    stage: Stage | None = None,
+) -> Metrics | None:
     """Train on this rank, with its output in logs/rank-N.log and a failure in errors/rank-N.json; `enter` comes first.
 
     With Ray Data ingest `shards` are this rank's DataIterators by split. `is_restart`: after a lost process. `delivers`: what
-    rank 0 has recorded is in MLflow at the end; else the rest is left to the driver, which sees the same folder.
+    rank 0 has recorded is in MLflow at the end; else the rest is left to the driver, which sees the same folder. Returns the
+    metrics at the end of a stage, None at the training's end.
     """
     failed = FirstFailure(job.run_dir, rank)
     with captured(log_path(job.run_dir, rank)):
         try:
-            train(job, memory, shards, connect(), report, is_restart, failed, delivers, is_pruned)
+            return train(
+                job, memory, shards, connect(), report, is_restart, failed, delivers, is_pruned, stage
+            )
         except (Exception, SystemExit) as error:
             failed(error)
             if isinstance(lost := lost_peer(error), LostPeerError):
@@ -91,9 +103,10 @@ def train(
     failed: Callable[[BaseException | None], None] = lambda error: None,
     delivers: bool = True,
     is_pruned: IsPruned = lambda metrics: False,
-) -> None:
+    stage: Stage | None = None,
+) -> Metrics | None:
     """Build or resume, fit, and after each epoch and validation: checkpoint, track, report. `failed` is told an error
-    before anything is closed."""
+    before anything is closed. Returns as train_loop_per_worker."""
     experiment, plan, settings = job.experiment, job.plan, job.experiment.checkpoint
     rank, checkpoints = communicator.rank, job.run_dir / "checkpoints"
     state = TrainState()
@@ -104,6 +117,7 @@ def train(
         settle(experiment, plan)
         place = placement(experiment, device(communicator, plan.resources.use_gpu))
         learner = build_learner(experiment, plan, job.data, communicator, place.device, memory.initial)
+        learner = learner.owning(of_optimizer(job.searched))
         ingest = open_now.enter_context(contextlib.closing(open_ingest(job, memory, shards, rank, place)))
         training = Training(plan, learner, state)
         restart(training.stretch, communicator)
@@ -117,12 +131,17 @@ def train(
             opened = open_tracker(experiment.tracking, job.run_dir, job.tracking_uri, job.run_id, history)
             tracker = open_now.enter_context(tracking(opened, delivers))
         writer = Writer(
-            checkpoints, settings.keep, settings.keep_best, plan.goal.maximise, partial(upload, tracker)
+            checkpoints,
+            settings.keep,
+            settings.keep_best,
+            plan.goal.maximise,
+            partial(upload, tracker),
+            stage and stage.pinned,
         )
         open_now.enter_context(contextlib.closing(writer))
         open_now.push(lambda kind, error, trace: failed(error))  # at once: to close all that may take seconds
         unreported: list[Metrics] = []
-        pruned = False
+        pruned = paused = False
         started = time.time()
         moments = fit(
             state,
@@ -142,15 +161,20 @@ def train(
                 unreported.append(metrics)
             goes_on = not (state.ended or state.stopped)
             pruned = goes_on and plan.goal.monitor in metrics and is_pruned(metrics)
-            if settings.enabled and (is_due or is_best or pruned):
+            paused = goes_on and state.rows == 0 and stage is not None and state.epoch == stage.until
+            if settings.enabled and (is_due or is_best or pruned or paused):
                 save(job, training, metrics, is_best, communicator, writer)
             watchdog.beat()
-            if pruned:
+            if pruned or paused:
                 break
             # A report waits for the driver, so short epochs share one; the seconds are the same on all ranks.
             if sum(each["seconds/training"] for each in unreported) > REPORT_SECONDS:
                 report({"history": unreported})
                 unreported = []
+        if paused:
+            communicator.close()
+            report({"history": unreported, "best": training.best, "started": started})
+            return metrics
         trained = time.time()
         model = learner.evaluated_model()
         trained_to: dict[str, Any] = {"history": unreported, "best": training.best, "started": started}
@@ -170,6 +194,7 @@ def train(
             else:
                 tracker.log_model(model, example(memory.splits))
     report({"seconds": {"training": trained - started, "tracking": time.time() - trained}})
+    return None
 
 
 def watched(

@@ -231,7 +231,6 @@ def test_nothing_is_left_to_try_where_all_was_tried():
     [
         ("tpe", ("seed=1",), "search.method=tpe: no key has several values to search over; type optimizer.lr=0.1,0.01, or 'optimizer.lr=tag(log,interval(0.001,1))'"),
         ("random", (), "search.method=random: no key has several values to search over; type optimizer.lr=0.1,0.01, or 'optimizer.lr=tag(log,interval(0.001,1))'"),
-        ("pbt", GRID, "search.method=pbt: is not there yet; type search=asha"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_searched_is_refused_in_a_line(method, sweeps, said):

@@ -149,7 +149,7 @@ class Session:
                     ended[rank] = error
                     if error is not None and failed_at is None:
                         failed_at = time.monotonic()
-        _collect(job.run_dir, self._node)
+        collect(job.run_dir, self._node)
         errors = set(ended.values())
         if errors == {None}:
             return
@@ -200,7 +200,7 @@ def _kept(job: Job, memory: Any) -> Any:
     return ray.put(replace(whole, splits=ray_data.kept(whole.splits)))
 
 
-def _collect(run_dir: Path, node: str) -> None:
+def collect(run_dir: Path, node: str) -> None:
     """Records of ranks on other nodes; a node that is gone keeps its own."""
     import ray
 

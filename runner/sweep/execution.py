@@ -25,6 +25,7 @@ from runner.sweep.best import Best
 from runner.sweep.job import SweepJob
 from runner.sweep.parent import Parent
 from runner.sweep.pool import Lease, Pool
+from runner.sweep.population import Member, Population
 from runner.sweep.source import FAILED, KILLED, Source, Trial
 from runner.sweep_schema import Method, Models, OnFailure
 from runner.verbs.train import train_job
@@ -46,7 +47,7 @@ class Execution:
         checked: Callable[[Trial], SweepJob],
         found: Known,
         parent: Parent,
-        pool: Pool | None,
+        pool: Pool | Population | None,
         example: Prepared,
         common: Collection[str],
         screen: SweepScreen,
@@ -135,7 +136,7 @@ class Execution:
         """In a thread of its own: a job, as soon as there is a session for it, to its end."""
         assert self._pool is not None
         number, resources = job.trial.number, prepared.plan.resources
-        lease: Lease | None = None
+        lease: Lease | Member | None = None
         result: Result | None = None  # it was not begun
         try:
             lease = self._pool.lease(number, job.experiment, resources, job.request.run_dir)
@@ -158,7 +159,7 @@ class Execution:
     def _goes_on_after(self, result: Result) -> bool:
         return result["status"] != FAILED or self._settings.sweep.on_failure is not OnFailure["stop"]
 
-    def _train(self, job: SweepJob, prepared: Prepared, lease: Lease, screen: JobScreen) -> Result:
+    def _train(self, job: SweepJob, prepared: Prepared, lease: Lease | Member, screen: JobScreen) -> Result:
         number, monitor = job.trial.number, job.monitor
         screen.began()
         data = self._found.data(job.experiment)

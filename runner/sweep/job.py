@@ -90,8 +90,8 @@ def identified(trial: Trial, request: Request, known: Known) -> SweepJob:
     """Its data are loaded for it. Raises RunnerError that names it."""
     with _named(trial):
         code = code_version(request.values, request.import_roots)
-        basis = _sha256(code, _content(request.experiment, known))
-        identity = _sha256(request.fingerprint, basis)
+        basis = sha256(code, _content(request.experiment, known))
+        identity = sha256(request.fingerprint, basis)
         tags = {**request.tags, IDENTITY: identity, BASIS: basis}
         return SweepJob(trial, replace(request, tags=tags), identity, basis)
 
@@ -188,5 +188,5 @@ def _content(experiment: Experiment, known: Known) -> str:
     return known.once("content", data_key(experiment), find=find)
 
 
-def _sha256(*parts: str) -> str:
+def sha256(*parts: str) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()

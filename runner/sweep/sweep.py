@@ -22,11 +22,14 @@ from runner.request import Request
 from runner.saving import FINAL
 from runner.schema import Experiment
 from runner.sweep import job as jobs
+from runner.sweep import population
 from runner.sweep.best import preload
 from runner.sweep.execution import Execution
 from runner.sweep.job import Action, Compose, SweepJob
+from runner.sweep.members import Members
 from runner.sweep.parent import Parent, Store, folder_of
 from runner.sweep.pool import Pool
+from runner.sweep.population import Population
 from runner.sweep.source import FAILED, FINISHED, KILLED, Source, Trial
 from runner.sweep_schema import Isolation, Method
 
@@ -66,12 +69,13 @@ class Sweep:
     def run(self, typed: Sequence[str], open_source: OpenSource) -> tuple[int, Values]:
         """Run what the command, `typed`, means; returns the exit code. Raises RunnerError where nothing was started."""
         settings = self._settings
-        source = open_source(settings, ()) if settings.search.method is Method.grid else None
+        is_listed = settings.search.method in (Method.grid, Method.pbt)
+        source = open_source(settings, ()) if is_listed else None
         trials = list(iter(source.next, None)) if source is not None else []
         self._check(trials)
         look_back(self._outputs, self._screen.line)  # before the store is asked what was done
         self._first = jobs.identified(self._first_trial, self._first_request, self._known)
-        name = self._name(typed)
+        name = self._command = self._name(typed)
         self._store = Store.open(settings, self._outputs, name, self._screen.line)
         self._folder = folder_of(self._store, self._folder)
         with_values = settings.search.method is Method.asha
@@ -80,6 +84,8 @@ class Sweep:
             earlier = self._store.trials(self._first.monitor, with_values, settings.sweep.retry_failed)
             source = open_source(settings, earlier)
         known = [self._compared(trial) for trial in trials]
+        if isinstance(source, Members):
+            known = population.whole(known, self._screen.line)
         if settings.sweep.dry_run or settings.dry_run:
             for job in known:
                 self._rehearse(jobs.check(job, self._known))
@@ -91,7 +97,7 @@ class Sweep:
         common = set(secrets.masked(tuple(self._common)))
         done = sum(trial.status is not None for trial in earlier)
         screen = SweepScreen(self._screen, source.total - done)
-        pool, parent = self._start(known, name, example)
+        pool, parent = self._start(known, name, example, source)
         execution = Execution(
             settings, source, known, self._next, self._known, parent, pool, example, common, screen
         )
@@ -148,6 +154,8 @@ class Sweep:
         ):  # the sweep goes on in another folder
             request = jobs.request_of(self._compose, trial, self._roots, self._folder)
         job = jobs.identified(trial, request, self._known)
+        if self._settings.search.method is Method.pbt:
+            job = population.member_of(job, self._command)
         mine = {run.run_id for run in self._store.jobs}
         return jobs.compared(job, self._store.runs(job.basis), mine, self._settings.sweep.retry_failed)
 
@@ -160,11 +168,11 @@ class Sweep:
         return self._checked(self._compared(trial))
 
     def _start(
-        self, known: Sequence[SweepJob], name: str, example: prepare.Prepared
-    ) -> tuple[Pool | None, Parent]:
+        self, known: Sequence[SweepJob], name: str, example: prepare.Prepared, source: Source
+    ) -> tuple[Pool | Population | None, Parent]:
         """Ray with the sessions of the first jobs, and the parent run, side by side."""
         sweep = self._settings.sweep
-        pool = None
+        pool: Pool | Population | None = None
         with ThreadPoolExecutor(1) as background:
             opening = background.submit(
                 Parent.open, self._settings, self._outputs, self._folder, self._store, name, self._screen.line
@@ -173,6 +181,9 @@ class Sweep:
             if prepared or not known:
                 if example.address is None:
                     ray_cluster.start(None, example.machine.cpus, self._roots, self._settings.verbose)
+                if isinstance(source, Members):
+                    pool = Population(self._settings, source, self._folder / "ray")
+                    return pool, opening.result()
                 is_shared = sweep.isolation is Isolation.session
                 pool = Pool(example.machine, self._folder / "ray", sweep.max_concurrent, is_shared)
                 for job in prepared:

@@ -17,7 +17,7 @@ from runner import interrupts
 from runner.executors import ray_cluster
 from runner.prepare import Prepared, prepare
 from runner.rank_log import Follower, log_path, mask_logs
-from runner.recording import bounded, close_record, ended, how_to_go_on, look_back, open_run
+from runner.recording import bounded, change_config, close_record, ended, how_to_go_on, look_back, open_run
 from runner.report.console import Screen
 from runner.request import Request
 from runner.run_folder import Result, locked, take, write_result
@@ -169,8 +169,11 @@ def launch(
         if "resumed" in values:
             name = values.pop("resumed")
             line = f"goes on from {name}" if name else "starts again: there was no checkpoint yet"
-            screen.line(line)
-            record.log_event(line)
+            if line := values.pop("event", line):  # a member of a population says more, or nothing
+                screen.line(line)
+                record.log_event(line)
+            if changed := values.pop("changed", None):
+                change_config(record, run_dir, changed)
             history[:] = values.pop("history")
             result["metrics"] = history[-1] if history else {}
         for metrics in values.pop("history", ()):
