@@ -174,7 +174,7 @@ CASES = (
     Bad("a reference for a list", ("allowed_targets=${seed}",), "allowed_targets=0: must be a list; type allowed_targets=[…]"),
     Bad("no trials", ("search.trials=0",), "search.trials=0: must be 1 or more; type search.trials=1"),
     Bad("asha that stops nothing", ("search=asha", "search.reduction=1"), "search.reduction=1: must be 2 or more; type search.reduction=2"),
-    Bad("an unknown search", ("search=optuna",), "search=optuna: no such option; conf/search has asha, grid, random, tpe"),
+    Bad("an unknown search", ("search=optuna",), "search=optuna: no such option; conf/search has asha, grid, pbt, random, tpe"),
     Bad("no job at a time", ("sweep.max_concurrent=0",), "sweep.max_concurrent=0: must be 1 or more; type sweep.max_concurrent=1"),
     Bad("an unknown way on", ("sweep.on_failure=go_on",), "sweep.on_failure=go_on: "),
     Bad("no arguments", ("+model._args_=null",), "model._args_=None: must be a list; type model._args_=[…]"),
