@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from mlflow import MlflowClient
 
 from runner import checkpoint
@@ -19,6 +20,7 @@ COMMAND = (
 )
 
 
+@pytest.mark.soak
 def test_the_hopeless_member_goes_on_with_the_best_one_s_weights(command: Callable[..., Finished]) -> None:
     done = command(*COMMAND.split(), timeout=300)
     assert done.code == 0, done.stderr + done.stdout
