@@ -48,13 +48,10 @@ def test_the_best_epoch_s_validation_and_what_is_monitored_are_recorded(monitor)
     assert record.tags == {"runner.status": "FINISHED", "runner.weights_sha256": "abc"}
 
 
-def test_a_run_that_measured_nothing_has_its_seconds():
-    record = described({"status": "FAILED"})
-    assert (record.metrics, record.step, record.tags) == (
-        {"seconds/total": 9.5},
-        0,
-        {"runner.status": "FAILED"},
-    )
+def test_a_run_that_failed_has_not_come_to_anything_yet():
+    """It may go on: what it measures then would be there twice."""
+    record = described({"status": "FAILED", "best": {"val/loss": 0.5}, "metrics": {"epoch": 2.0}})
+    assert (record.metrics, record.tags) == ({}, {"runner.status": "FAILED"})
 
 
 def test_a_pruned_run_says_when():

@@ -237,6 +237,8 @@ def describe_result(record: RunRecord, result: Result, plan: Plan) -> None:
     if result["status"] == "PRUNED":
         tags["runner.pruned"] = result["pruned"]
     record.set_tags(tags)
+    if result["status"] not in DONE:
+        return  # what it came to is said when it has gone on
     shown = {key for key in result["best"] if key.startswith("val/") or key == plan.goal.monitor}
     best = {f"best/{key}": result["best"][key] for key in sorted(shown)}
     step = round(result["metrics"].get("epoch", 0) * plan.steps_per_epoch)
