@@ -111,7 +111,7 @@ class Population:
         name = f"population-{uuid.uuid4().hex[:12]}"
         self._node = ray.get_runtime_context().get_node_id()
         calls = len(self._members.options) * (resources.num_workers + 1) + SPARE_CALLS
-        self._board = (
+        board: Any = (
             ray.remote(PopulationBoard)
             .options(
                 name=name,
@@ -124,7 +124,7 @@ class Population:
         for number in sorted(
             self._handed
         ):  # a member takes that of its number: the board has threads, so one by one
-            ray.get(self._board.put.remote(self._handed[number]))
+            ray.get(board.put.remote(self._handed[number]))
         options = enumerate(self._members.options)
         spec = {
             "scaling": scaling(resources, settings.scaling.placement_strategy),
@@ -143,7 +143,8 @@ class Population:
                 "space": self._members.space,
             },
         }
-        self._fit = self._board.fit.remote(name, spec)
+        self._fit = board.fit.remote(name, spec)
+        self._board = board  # last: from here on other threads ask it, and look whether Tune has ended
 
 
 class Member:
