@@ -179,7 +179,7 @@ def train(
         model = learner.evaluated_model()
         trained_to: dict[str, Any] = {"history": unreported, "best": training.best, "started": started}
         trained_to["weights_sha256"] = agree(learner.model, model, communicator)
-        trained_to["pruned"] = pruned
+        trained_to |= {"pruned": pruned, "step": state.step}
         is_shown = not job.best_only or plan.goal.is_better(training.best.get(plan.goal.monitor), job.to_beat)
         if experiment.tracking.plots and is_shown:
             task = experiment.dataset.task

@@ -31,6 +31,7 @@ def described(result, **settings):
         "best": {},
         "metrics": {},
         "seconds": {"total": 9.5},
+        "step": 350,
     }
     describe_result(record, {**whole, **result}, plan_of({**SIZES, **settings}))
     return record

@@ -72,7 +72,7 @@ def test_every_epoch_is_reported_once_and_a_report_sums_the_training_up(tmp_path
     job, epochs, last = trained(tmp_path)
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3, 4]
     assert last["best"] == min(epochs, key=lambda epoch: epoch["val/loss"])
-    assert sorted(last) == ["best", "examined", "history", "pruned", "started", "weights_sha256"]
+    assert sorted(last) == ["best", "examined", "history", "pruned", "started", "step", "weights_sha256"]
     assert last["pruned"] is False
     _, state = checkpoint.load(job.run_dir / "checkpoints" / "step-00000012")
     assert last["weights_sha256"] == checkpoint.weights_sha256(state["weights"])

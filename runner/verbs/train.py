@@ -241,8 +241,7 @@ def describe_result(record: RunRecord, result: Result, plan: Plan) -> None:
         return  # what it came to is said when it has gone on
     shown = {key for key in result["best"] if key.startswith("val/") or key == plan.goal.monitor}
     best = {f"best/{key}": result["best"][key] for key in sorted(shown)}
-    step = round(result["metrics"].get("epoch", 0) * plan.steps_per_epoch)
-    record.log_metrics({**best, "seconds/total": result["seconds"]["total"]}, step)
+    record.log_metrics({**best, "seconds/total": result["seconds"]["total"]}, result["step"])
 
 
 def draw(run_dir: Path, history: list[dict[str, float]], examined: dict[str, Any], screen: Screen) -> None:
