@@ -130,12 +130,16 @@ def compared(job: SweepJob, found: Sequence[Found], mine: Collection[str], retry
 
 
 def aside(job: SweepJob) -> SweepJob:
+    return replace(job, request=beside(job.trial, job.request))
+
+
+def beside(trial: Trial, request: Request) -> Request:
     """In a folder that holds no other run."""
-    folder, again = job.request.run_dir, 0
+    folder, again = request.run_dir, 0
     while (folder / run_folder.RUN).exists():
         again += 1
-        folder = job.request.run_dir.with_name(f"{job.trial.number}-{again}")
-    return replace(job, request=replace(job.request, run_dir=folder))
+        folder = request.run_dir.with_name(f"{trial.number}-{again}")
+    return replace(request, run_dir=folder)
 
 
 def check_folders(requests: Sequence[Request]) -> None:

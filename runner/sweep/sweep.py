@@ -144,7 +144,9 @@ class Sweep:
         requests = [jobs.request_of(self._compose, trial, self._roots, self._folder) for trial in trials]
         jobs.check_folders(requests)
         for trial, request in zip(trials, requests, strict=True):
-            self._checked_first[trial.number] = request, jobs.prepared_of(trial, request, self._known)
+            # Started again, the sweep has its folders; what is to be done with each is not known yet.
+            checked = jobs.prepared_of(trial, jobs.beside(trial, request), self._known)
+            self._checked_first[trial.number] = request, checked
 
     def _compared(self, trial: Trial) -> SweepJob:
         """With what earlier commands have left of it."""
