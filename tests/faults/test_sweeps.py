@@ -1,6 +1,7 @@
 """Sweeps in which jobs crash and the driver is killed: each job is trained once, what failed is listed."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -43,8 +44,12 @@ def test_a_sweep_with_three_crashes_and_a_killed_driver_goes_on(tmp_path, comman
     driver.until((sweep / str(slow) / "checkpoints" / "step-00000012").exists)
     driver.send(signal.SIGKILL)
     driver.process.wait()
-    done = [int(path.parent.name) for path in sweep.glob("*/result.json")]
-    assert set(range(slow)) >= set(done) >= set(range(slow - 1))  # the one before may not be written down yet
+    done = {int(path.parent.name) for path in sweep.glob("*/result.json")}
+    interrupted = {int(path.parent.name) for path in sweep.glob("*/fault")} - done
+    assert slow in interrupted
+    assert (
+        len(interrupted) <= max(1, (os.cpu_count() or 1) // 2) + 1
+    )  # sessions, and one not written down yet
     again = command(tmp_path, sweep, *planted(jobs, sweep, slow))
     outcome = again.wait(240)
     assert outcome.code == 1, outcome.text
@@ -52,9 +57,8 @@ def test_a_sweep_with_three_crashes_and_a_killed_driver_goes_on(tmp_path, comman
     results = {int(path.parent.name): json.loads(path.read_text()) for path in sweep.glob("*/result.json")}
     statuses = {job: result["status"] for job, result in results.items()}
     assert statuses == {job: "FAILED" if job in FAULTS else "FINISHED" for job in range(jobs)}
-    assert {
-        job: forwards(sweep / str(job)) for job in range(jobs) if job not in {*FAULTS, slow, slow - 1}
-    } == {job: [STEPS] for job in range(jobs) if job not in {*FAULTS, slow, slow - 1}}
+    once = set(range(jobs)) - set(FAULTS) - interrupted
+    assert {job: forwards(sweep / str(job)) for job in once} == {job: [STEPS] for job in once}
     assert len(forwards(sweep / str(slow))) == 2
     assert 12 <= STEPS - min(forwards(sweep / str(slow))) < STEPS  # it went on from a checkpoint
     reasons = {
