@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runner.errors import LaunchError, PreflightError
+from runner.errors import LaunchError, PreflightError, first_line
+from runner.executors import ray_node
 from runner.executors.warden import end_with_driver
 from runner.reach import unreachable
 from runner.resources import Machine
@@ -27,6 +26,7 @@ ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # else Ctrl-C in fit() returns as if nothing had happened
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "PL_DISABLE_FORK": "1",  # as Tune sets it for its own processes: Lightning must not fork a process that has threads
     "RAY_worker_niceness": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
@@ -74,13 +74,16 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
     try:
         if address is None:
             end_with_driver()
-        with _own_process_groups():
+        with (
+            ray_node.own_process_groups(),
+            contextlib.nullcontext() if verbose or address else ray_node.lean(),
+        ):
             ray.init(**options)
     except SystemExit:  # Ray's own handler of SIGTERM, which it installs while it starts
         terminated = True
     except Exception as error:
         where = f"scaling.address={address}: " if address else ""
-        raise LaunchError(f"{where}Ray could not be started: {str(error).splitlines()[0]}") from error
+        raise LaunchError(f"{where}Ray could not be started: {first_line(error)}") from error
     finally:
         if _token_file().exists():
             _token_file().chmod(0o600)  # Ray leaves it readable by all
@@ -88,21 +91,6 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
         signal.signal(signal.SIGTERM, before)
     if terminated:
         signal.raise_signal(signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _own_process_groups() -> Iterator[None]:
-    """What `ray.init` starts here is not of the driver's process group: a Ctrl-C, or a SIGTERM of `timeout` or a scheduler, is
-    for the driver to act on. A raylet that ended first would take the driver with it, by _Exit and without a final status.
-    """
-    from ray._private import services
-
-    popen = services.ConsolePopen
-    services.ConsolePopen = functools.partial(popen, process_group=0)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen
 
 
 def reach(address: str) -> None:
@@ -131,12 +119,6 @@ def stop(seconds: float = 3.0) -> None:
     ray = sys.modules.get("ray")
     if ray is None:
         return
-    import psutil
-
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if any(argument.endswith("monitor.py") for argument in process.cmdline()):
-                process.kill()  # the autoscaler and the log's reader: asked to end, they take a second
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     leaving.join(seconds)
