@@ -2,7 +2,7 @@
 
     python benchmarks/sweep.py [runs]
 
-The same 16 trainings (2 workers, 5 epochs) by sweep_by_hand.py, a HorovodTrainer.fit a job; by runner, everything recorded in
+The same 16 trainings (2 workers, 3 epochs) by sweep_by_hand.py, a HorovodTrainer.fit a job; by runner, everything recorded in
 MLflow with checkpoints; and by sweep_bare.py, all of them in one process group with nothing around them. After one warm-up of
 each. Checks that the final validation losses are the same in all, prints every run, the medians and both ratios.
 """
@@ -19,16 +19,22 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LRS, WIDTHS, EPOCHS = (0.01, 0.03, 0.1, 0.3), (32, 64, 128, 256), 5
+LRS, WIDTHS, EPOCHS = (0.01, 0.03, 0.1, 0.3), (32, 64, 128, 256), 3
 LRS_TEXT, WIDTHS_TEXT = ",".join(map(str, LRS)), ",".join(map(str, WIDTHS))
 COMMANDS = {
-    "by hand": [str(HERE / "sweep_by_hand.py"), "--multirun", f"lr={LRS_TEXT}", f"hidden={WIDTHS_TEXT}"],
+    "by hand": [
+        str(HERE / "sweep_by_hand.py"),
+        "--multirun",
+        f"lr={LRS_TEXT}",
+        f"hidden={WIDTHS_TEXT}",
+        f"epochs={EPOCHS}",
+    ],
     "runner": [
         *("-m", "runner", "--multirun", "model=mlp", "scaling.num_workers=2", f"trainer.epochs={EPOCHS}"),
         *(f"optimizer.lr={LRS_TEXT}", f"model.hidden={','.join(f'[{width}]' for width in WIDTHS)}"),
         "sweep.cache=false",
     ],
-    "bare": [str(HERE / "sweep_bare.py"), f"lr={LRS_TEXT}", f"hidden={WIDTHS_TEXT}"],
+    "bare": [str(HERE / "sweep_bare.py"), f"lr={LRS_TEXT}", f"hidden={WIDTHS_TEXT}", f"epochs={EPOCHS}"],
 }
 LOSS = re.compile(r"lr=([\d.]+) hidden=(\d+) loss ([\d.]+)")
 Losses = dict[tuple[float, int], float]

@@ -1,6 +1,6 @@
 """The trainings of a sweep in one warm process group, with nothing around them: one HorovodTrainer.fit for all.
 
-    python benchmarks/sweep_bare.py lr=0.05,0.1 hidden=64,128
+    python benchmarks/sweep_bare.py lr=0.05,0.1 hidden=64,128 epochs=3
 
 Prints the final validation loss of each job. Run by benchmarks/sweep.py.
 """
@@ -30,7 +30,7 @@ def train_loop_per_worker(config: dict) -> None:
     ray_train.report({"losses": losses})
 
 
-def main(lrs: str, widths: str, epochs: int = 5) -> None:
+def main(lrs: str, widths: str, epochs: str) -> None:
     jobs = [
         (float(lr), int(width))
         for lr, width in itertools.product(*(text.partition("=")[2].split(",") for text in (lrs, widths)))
@@ -38,7 +38,7 @@ def main(lrs: str, widths: str, epochs: int = 5) -> None:
     ray.init(num_cpus=2, runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).resolve().parent)}})
     result = HorovodTrainer(
         train_loop_per_worker,
-        train_loop_config={"arrays": arrays(), "jobs": jobs, "epochs": epochs},
+        train_loop_config={"arrays": arrays(), "jobs": jobs, "epochs": int(epochs.partition("=")[2])},
         scaling_config=ScalingConfig(num_workers=2, trainer_resources={"CPU": 0}),
         run_config=RunConfig(storage_path=str(Path.cwd() / "bare")),
     ).fit()
