@@ -66,6 +66,12 @@ def machine_needs(experiment: Experiment, plan: Plan, model: Footprint, data: in
     return Needs(shared, WORKER + device.fixed, device.row, device.rows, workers)
 
 
+def fitting(needs: Needs, data: int, free: int) -> int:
+    """How many such trainings `free` bytes hold, at least one: Ray and the `data` are there once."""
+    once = RAY + data
+    return max(1, (free - once) // (needs.total() - once))
+
+
 def checkpoint_bytes(experiment: Experiment, model: Footprint) -> int:
     """Of a checkpoint: the weights as safetensors, and all that goes on from them."""
     return model.weights + state_bytes(experiment, model)

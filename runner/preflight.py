@@ -69,6 +69,12 @@ def check_memory(experiment: Experiment, plan: Plan, data: int, machine: Machine
     return found
 
 
+def fit_together(experiment: Experiment, plan: Plan, data: int, machine: Machine, model: Footprint) -> int:
+    """How many trainings like this one the memory holds at a time."""
+    free = free_bytes() if machine.memory is None else machine.memory
+    return memory.fitting(memory.machine_needs(experiment, plan, model, data), data, free)
+
+
 def check_disk(experiment: Experiment, model: Footprint, folder: Path) -> str:
     """The checkpoints that are kept."""
     there = next(path for path in (folder, *folder.parents) if path.exists())

@@ -40,6 +40,7 @@ class Prepared:
     address: str | None  # of a Ray cluster, which has been joined
     notes: tuple[str, ...] = ()  # for the banner
     change: str | None = None  # of a run that goes on: an event of it
+    together: int | None = None  # so many like it fit into memory at a time; None: not known
 
 
 def prepare(request: Request, checks: Checks | None = None, known: Known | None = None) -> Prepared:
@@ -51,15 +52,7 @@ def prepare(request: Request, checks: Checks | None = None, known: Known | None 
         raise ConfigError(
             f"hydra.run.dir={relative(request.run_dir)}: holds a run already; type another folder"
         )
-    address = None if experiment.dry_run else ray_cluster.cluster_address(experiment.scaling.address)
-    machine = known.once(
-        "machine",
-        address,
-        experiment.scaling.use_gpu,
-        find=lambda: find_machine(experiment, address, request.import_roots),
-    )
-    resources = plan_resources(experiment, machine)
-    checks.run("resources", lambda: preflight.check_resources(resources, machine))
+    address, machine, resources = find_resources(request, checks, known)
     if not experiment.dry_run:
         store = ("store", repr(experiment.tracking))
         checks.begin(
@@ -89,13 +82,32 @@ def prepare(request: Request, checks: Checks | None = None, known: Known | None 
         notes += [f"goes on from step {manifest['step']}", *([change] if change else [])]
     initial, note = first_weights(experiment, plan, data, request, known)
     model = try_batch(experiment, plan, data, initial, checks, known)
+    together = None
     if model is not None:
-        checks.begin(
-            "memory", partial(preflight.check_memory, experiment, plan, data.nbytes(), machine, model)
-        )
+        taken = experiment, plan, data.nbytes(), machine, model
+        checks.begin("memory", partial(preflight.check_memory, *taken))
+        if "memory" not in experiment.skip_checks:
+            together = preflight.fit_together(*taken)
         checks.begin("disk", partial(preflight.check_disk, experiment, model, request.run_dir))
     checks.join()
-    return Prepared(experiment, plan, data, initial, machine, address, (*notes, *note), change)
+    return Prepared(experiment, plan, data, initial, machine, address, (*notes, *note), change, together)
+
+
+def find_resources(
+    request: Request, checks: Checks, known: Known
+) -> tuple[str | None, Machine, ResourcePlan]:
+    """The address of a Ray cluster, if one was joined, what there is to run on, and what of it the job gets."""
+    experiment = request.experiment
+    address = None if experiment.dry_run else ray_cluster.cluster_address(experiment.scaling.address)
+    machine = known.once(
+        "machine",
+        address,
+        experiment.scaling.use_gpu,
+        find=lambda: find_machine(experiment, address, request.import_roots),
+    )
+    resources = plan_resources(experiment, machine)
+    checks.run("resources", lambda: preflight.check_resources(resources, machine))
+    return address, machine, resources
 
 
 def check_kind(experiment: Experiment) -> None:

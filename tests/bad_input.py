@@ -181,6 +181,7 @@ CASES = (
     Bad("a job's store that is none", ("--multirun", "tracking.uri=sqlite:///ok.db,./mlruns"), "job 1 (tracking.uri=./mlruns): tracking.uri=./mlruns: MLflow no longer writes to plain folders; type tracking.uri=sqlite:///mlflow.db"),
     Bad("a job's model that does not fit", ("--multirun", "model.in_features=null,7"), "job 1 (model.in_features=7): model=models.mlp.MLP: a batch with inputs (32, 1, 8, 8) and targets (32,) failed with RuntimeError: ", "; type model.in_features=null (the data and the plan know it)"),
     Bad("a job's data that are not there", ("--multirun", *TABLE, "dataset.path=rows.csv,rows.cvs"), "job 1 (", "; did you mean rows.csv?"),
+    Bad("a job's workers, before any data", ("--multirun", *TABLE, "dataset.path=rows.cvs", "scaling.num_workers=1,640"), "job 1 (dataset=table dataset.target=label dataset.task=classification dataset.path=rows.cvs scaling.num_workers=640): scaling.num_workers=640: 640 workers × "),
     Bad("an override's typo in a multirun", ("--multirun", "model=mlp,mpl"), "model=mpl: no such option; ", "; type model=mlp"),
 )  # fmt: skip
 

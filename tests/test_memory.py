@@ -153,3 +153,17 @@ def test_free_memory_is_that_of_the_machine_within_the_container(tmp_path, monke
 
 def test_needs_round_a_part_up():
     assert Needs(shared=1, fixed=10, row=100, rows=5, workers=3).total(parts=2) == 1 + 3 * (10 + 300)
+
+
+@pytest.mark.parametrize(
+    ("free", "together"),
+    [
+        (1_000 * MB + 3 * (200 * MB + 2 * 340 * MB), 3),
+        (1_000 * MB + 3 * (200 * MB + 2 * 340 * MB) - 1, 2),
+        (0, 1),  # preflight's concern
+    ],
+)
+def test_how_many_trainings_fit_beside_each_other(free, together):
+    data = 200 * MB  # there once, as Ray is
+    needs = Needs(shared=memory.RAY + memory.RANK_0 + data, fixed=memory.WORKER, row=0, rows=0, workers=2)
+    assert memory.fitting(needs, data, free) == together
