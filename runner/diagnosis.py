@@ -67,6 +67,13 @@ def error_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "errors" / f"rank-{rank}.json"
 
 
+def account_of(error: BaseException) -> str:
+    """What Ray says of a failure: the last of the causes, which wraps no other."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip() or type(error).__name__
+
+
 def tried_in_vain(found: Diagnosis, restarts: int, most: int) -> RunnerError:
     """The error of the last attempt, which says how many restarts there were."""
     if found.is_final or not restarts:

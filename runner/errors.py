@@ -81,3 +81,8 @@ def own_line(error: BaseException) -> str:
     ]
     frame = (own or list(frames))[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+def first_line(error: BaseException) -> str:
+    """Of what others say in many, or nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner import secrets
 from runner.plan import DataFacts, Plan
 from runner.schema import Experiment
+
+Received = Callable[[dict[str, Any]], None]  # called on the driver with each of rank 0's reports
+Restarted = Callable[[int, str], None]  # and with the number of each restart, and why
 
 if TYPE_CHECKING:  # a process that only passes a job on need not import torch
     from runner.ingest.row_order import Sampler

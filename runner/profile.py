@@ -8,6 +8,7 @@ from pathlib import Path
 from runner.ingest.batches import Columns, Ingest, MicroBatch
 
 FOLDER = "profile"
+TIMELINE = f"{FOLDER}/horovod-timeline.json"
 
 
 class ProfiledIngest:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import config, provenance
-from runner.errors import ConfigError, RunnerError
+from runner.errors import ConfigError, RunnerError, first_line
 from runner.plan import Plan
 from runner.report.console import error_line, relative
 from runner.request import Request
@@ -238,5 +238,5 @@ def _attempt(action: Callable[[], Any]) -> str | None:
     try:
         action()
     except Exception as error:  # noqa: BLE001 (MLflow's clients raise many types)
-        return (str(error).splitlines() or [type(error).__name__])[0]
+        return first_line(error)
     return None

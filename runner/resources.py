@@ -34,6 +34,15 @@ class ResourcePlan:
     reserved_cpus: float = 0.0  # kept free for Ray Data's tasks
 
     @property
+    def cpus(self) -> float:
+        """Of all workers, with those kept free."""
+        return self.num_workers * self.cpus_per_worker + self.reserved_cpus
+
+    @property
+    def gpus(self) -> float:
+        return self.num_workers * self.gpus_per_worker
+
+    @property
     def use_gpu(self) -> bool:
         return self.gpus_per_worker > 0
 

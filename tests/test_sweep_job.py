@@ -152,9 +152,9 @@ def loaded(compose, tmp_path, monkeypatch):
     known = Known()
 
     def load(*overrides, number=0, known=known, roots=ROOTS):
-        return jobs.load(
-            compose, Trial(number, (*SMALL, *overrides)), roots, tmp_path / "multiruns/a/b", known
-        )
+        trial = Trial(number, (*SMALL, *overrides))
+        request = jobs.request_of(compose, trial, roots, tmp_path / "multiruns/a/b")
+        return jobs.identified(trial, request, known)
 
     return load
 

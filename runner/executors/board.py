@@ -13,6 +13,16 @@ from typing import Any
 Event = tuple[Any, ...]  # ("report", job, values), ("ended", job, rank, error), ("asks", job, question)
 
 
+def started(kind: type[Board], name: str, calls: int) -> Any:
+    """A board of this name, for so many calls at a time, on this node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"name": name, "num_cpus": 0, "max_concurrency": calls, "scheduling_strategy": here}
+    return ray.remote(kind).options(**options).remote()
+
+
 class Board:
     """Every method but `fit` returns within `seconds`; they are called side by side."""
 

@@ -9,27 +9,22 @@ import gc
 import json
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner import secrets
-from runner.diagnosis import Diagnosis, diagnose, tried_in_vain
-from runner.errors import RunnerError
+from runner.diagnosis import Diagnosis, account_of, diagnose, tried_in_vain
+from runner.errors import RunnerError, first_line
 from runner.executors import nodes, ray_cluster
 from runner.executors.ray_train import horovod_config, scaling, trainer_class
 from runner.ingest import ray_data
-from runner.job import Job, Memory
-from runner.profile import FOLDER
+from runner.job import Job, Memory, Received, Restarted
+from runner.profile import TIMELINE
 from runner.schema import Ingest
 
-Received = dict[str, Any]
 
-
-def run(
-    job: Job, memory: Memory, received: Callable[[Received], None], restarted: Callable[[int, str], None]
-) -> None:
+def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> None:
     """Train `job` on Ray; on the driver, `received` gets rank 0's reports, and `restarted` the number of each restart
     and why. Raises TrainingError with the root cause.
 
@@ -91,7 +86,7 @@ class Attempts:
     """The attempts at one training. Tune restarts after any failure; only that of a process is worth it, so an exception
     of the Python code ends the training (`final`)."""
 
-    def __init__(self, job: Job, restarted: Callable[[int, str], None]) -> None:
+    def __init__(self, job: Job, restarted: Restarted) -> None:
         self.key = f"runner/restarts/{uuid.uuid4()}".encode()  # in Ray's store: set once there was a restart
         self.final: RunnerError | None = None
         self._job, self._restarted = job, restarted
@@ -114,10 +109,7 @@ class Attempts:
         """The root cause of the last attempt, and how many there were."""
         if self.final is not None:
             return self.final
-        causes = [error]
-        while causes[-1].__cause__ is not None:
-            causes.append(causes[-1].__cause__)
-        found = self._diagnose(str(causes[-1]).strip() or type(causes[-1]).__name__)
+        found = self._diagnose(account_of(error))
         return tried_in_vain(found, self._count, self._count)
 
     def _diagnose(self, account: str) -> Diagnosis:
@@ -140,7 +132,7 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     experiment = job.experiment
 
     def connect() -> Communicator:
-        timeline = job.run_dir / FOLDER / "horovod-timeline.json" if experiment.horovod.timeline else None
+        timeline = job.run_dir / TIMELINE if experiment.horovod.timeline else None
         return HorovodCommunicator(experiment.horovod, experiment.trainer.deterministic, timeline)
 
     def report(values: dict[str, Any]) -> None:
@@ -161,4 +153,4 @@ def _collect(run_dir: Path) -> None:
     try:
         nodes.collect(run_dir, run_dir, but_node=ray.get_runtime_context().get_node_id())
     except ray.exceptions.RayError as error:
-        print(f"not every node's logs could be collected: {str(error).splitlines()[0]}")
+        print(f"not every node's logs could be collected: {first_line(error)}")

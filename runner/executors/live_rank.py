@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from runner.communicator import HorovodCommunicator, LostPeerError
 from runner.errors import TrainingError
 from runner.schema import Horovod
 
+TAKE_SECONDS = 30.0  # that a rank waits for one answer
 TOGETHER, ALONE = "together", "alone"  # how a rank's training failed
 
 
@@ -26,3 +29,13 @@ def kind_of(error: BaseException) -> str:
     ranks have one, none is left in a collective."""
     is_agreed = isinstance(error, TrainingError) and not isinstance(error, LostPeerError)
     return TOGETHER if is_agreed else ALONE
+
+
+def taken(board: Any, number: int) -> Any:
+    """What a rank is to do as job `number`, as soon as it is there."""
+    import ray
+
+    is_there, handed = False, []
+    while not is_there:
+        is_there, handed = ray.get(board.take.remote(number, TAKE_SECONDS))
+    return ray.get(handed[0])

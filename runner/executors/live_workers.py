@@ -82,9 +82,8 @@ class LiveWorkers:
             raise LaunchError("these workers keep their HOROVOD_* settings, and this job has others")
         shards: list[Mapping[str, Any]] = [{}] * self.num_workers
         if experiment.dataset.ingest is Ingest.ray_data:
-            streams = ray_data.datasets(memory.splits, job.plan, experiment.seed)
-            shards = ray_data.data_config(job.plan).configure(streams, self.num_workers)
-            memory = replace(memory, splits=ray_data.kept(memory.splits))
+            shards, splits = ray_data.dealt(memory.splits, job.plan, experiment.seed)
+            memory = replace(memory, splits=splits)
         since = time.time()
         # In a list Ray leaves the reference as it is: what it stands for may be of the user's modules (see `enter`).
         pending = self._executor.run_remote(_on_rank, args=[function, job, [ray.put(memory)], shards])

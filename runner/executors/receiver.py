@@ -34,8 +34,13 @@ class Receiver(Callback):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if self._recovers:
-            accounts = Path(trial.error_file).read_text() if trial.error_file else ""
-            self._recovers(accounts.rpartition("Failure # ")[2])
+            self._recovers(account(trial))
+
+
+def account(trial: Any) -> str:
+    """Ray's, of a trial's last failure."""
+    accounts = Path(trial.error_file).read_text() if trial.error_file else ""
+    return accounts.rpartition("Failure # ")[2]
 
 
 class StopWhen(Stopper):

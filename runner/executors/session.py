@@ -16,22 +16,21 @@ from typing import Any
 
 from runner import secrets
 from runner.communicator import environment
+from runner.errors import first_line
 from runner.executors import nodes
-from runner.executors.board import Board, Event
+from runner.executors.board import Board, Event, started
 from runner.executors.live_rank import TOGETHER
 from runner.executors.ray_train import scaling
 from runner.ingest import ray_data
-from runner.job import Job, Memory
-from runner.profile import FOLDER
+from runner.job import Job, Memory, Received
+from runner.profile import TIMELINE
 from runner.resources import ResourcePlan
 from runner.schema import Experiment, Ingest, Placement
 
-TIMELINE = f"{FOLDER}/horovod-timeline.json"
 POLL_SECONDS = 0.5  # that one look at the board takes at most
 RECORD_SECONDS = 1.0  # for the other ranks to tell how they ended, after the first that failed
 SPARE_CALLS = 8  # threads of the board besides those in which ranks wait
 
-Received = Callable[[dict[str, Any]], None]
 Answer = Callable[[dict[str, float]], bool]
 
 
@@ -76,22 +75,12 @@ class Session:
     def __init__(self, experiment: Experiment, kind: Kind, folder: Path, is_local: bool) -> None:
         """`folder` is for what Ray Train writes; `is_local`: Ray runs on this machine alone."""
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self.kind, self.is_open = kind, True
         self._ranks = kind.resources.num_workers
         self._name = f"session-{uuid.uuid4().hex[:12]}"
         self._node = ray.get_runtime_context().get_node_id()
-        self._board: Any = (
-            ray.remote(Board)
-            .options(
-                name=self._name,
-                num_cpus=0,
-                max_concurrency=self._ranks + SPARE_CALLS,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node, soft=False),
-            )
-            .remote()
-        )
+        self._board = started(Board, self._name, self._ranks + SPARE_CALLS)
         spec = {
             "scaling": scaling(kind.resources, kind.placement),
             "storage_path": str(folder.absolute()),
@@ -124,9 +113,9 @@ class Session:
 
         number, self._jobs = self._jobs, self._jobs + 1
         open_job, kept = secrets.hide(job)
-        shards = _shards(job, memory, self._ranks)
+        shards, memory = _streamed(job, memory)
         # In a list Ray leaves the reference as it is: the board does not unpickle what it hands out.
-        handed = ray.put((open_job, kept, _kept(job, memory), shards, is_restart, is_pruned is not None))
+        handed = ray.put((open_job, kept, memory, shards, is_restart, is_pruned is not None))
         self._board.put.remote([handed])
         ended: dict[int, str | None] = {}
         failed_at: float | None = None
@@ -175,29 +164,20 @@ class Session:
                 raise EndedError(account)
         except ray.exceptions.RayError as error:
             self.close()
-            raise EndedError(f"the session's process is gone: {str(error).splitlines()[0]}") from error
+            raise EndedError(f"the session's process is gone: {first_line(error)}") from error
         first, self._seen = self._seen, self._seen + len(events)
         return list(enumerate(events, start=first))
 
 
-def _shards(job: Job, memory: Any, ranks: int) -> list[Mapping[str, Any]]:
-    """Each rank's share of what Ray Data streams."""
+def _streamed(job: Job, memory: Any) -> tuple[list[Mapping[str, Any]], Any]:
+    """Each rank's share of what Ray Data streams, and the memory without it."""
     import ray
 
     if job.experiment.dataset.ingest is not Ingest.ray_data:
-        return []
-    streams = ray_data.datasets(ray.get(memory).splits, job.plan, job.experiment.seed)
-    return list(ray_data.data_config(job.plan).configure(streams, ranks))
-
-
-def _kept(job: Job, memory: Any) -> Any:
-    """The memory without what is streamed."""
-    import ray
-
-    if job.experiment.dataset.ingest is not Ingest.ray_data:
-        return memory
+        return [], memory
     whole: Memory = ray.get(memory)
-    return ray.put(replace(whole, splits=ray_data.kept(whole.splits)))
+    shards, splits = ray_data.dealt(whole.splits, job.plan, job.experiment.seed)
+    return shards, ray.put(replace(whole, splits=splits))
 
 
 def collect(run_dir: Path, node: str) -> None:

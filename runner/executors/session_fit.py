@@ -9,7 +9,6 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-TAKE_SECONDS = 30.0  # that a rank waits for one answer
 ASK_SECONDS = 60.0
 
 
@@ -21,6 +20,7 @@ def fit(name: str, spec: dict[str, Any]) -> str | None:
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
+    from runner.diagnosis import account_of
     from runner.executors.ray_train import horovod_config, trainer_class
 
     horovod = replace(spec["horovod"], key=None, ssh_str=None)  # Ray writes the ranks' arguments into files
@@ -43,10 +43,7 @@ def fit(name: str, spec: dict[str, Any]) -> str | None:
     try:
         trainer.fit()
     except Exception as error:  # noqa: BLE001 (told to the driver, which knows the job)
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        return str(cause).strip() or type(cause).__name__
+        return account_of(error)
     return None
 
 
@@ -56,7 +53,7 @@ def serve(config: dict[str, Any]) -> None:
     from ray import train
 
     from runner import secrets
-    from runner.executors.live_rank import Connected, kind_of
+    from runner.executors.live_rank import Connected, kind_of, taken
     from runner.job import enter
     from runner.process_state import ProcessState
     from runner.worker import train_loop_per_worker
@@ -68,10 +65,7 @@ def serve(config: dict[str, Any]) -> None:
     state = ProcessState()
     ray.get(board.enlist.remote(ray.get_runtime_context().current_actor))
     for number in itertools.count():
-        is_there, handed = False, []
-        while not is_there:
-            is_there, handed = ray.get(board.take.remote(number, TAKE_SECONDS))
-        open_job, kept, memory, shards, is_restart, asks = ray.get(handed[0])
+        open_job, kept, memory, shards, is_restart, asks = taken(board, number)
         job = secrets.reveal(open_job, kept)
         enter(job)  # what is unpickled below may be of the user's modules
         communicator.serve(job.experiment.horovod)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from runner.job import Job, Memory
     from runner.take_over import Reference
 
-TAKE_SECONDS = 30.0  # that a rank waits for one answer
-
 
 class PopulationBoard(Board):
     """Its jobs are the members'. Events besides rank 0's reports: ("recovers" or "failed", member, Ray's account) and
@@ -107,7 +105,7 @@ def train_member(config: dict[str, Any]) -> None:
     from runner.diagnosis import error_path
     from runner.errors import NOT_FINITE, TrainingError
     from runner.executors.live_rank import TOGETHER, kind_of
-    from runner.executors.session import TIMELINE
+    from runner.profile import TIMELINE
     from runner.take_over import take_over
     from runner.worker import Stage, train_loop_per_worker
 
@@ -117,7 +115,7 @@ def train_member(config: dict[str, Any]) -> None:
         train.get_context().get_world_rank(),
     )
     ray.get(board.enlist.remote(ray.get_runtime_context().current_actor))
-    job, memory = taken(board, number, config["options"])
+    job, memory = member_job(board, number, config["options"])
     source = stood()
     takes_over = source is not None and source.job != number and source.path is not None
     until = (source.epoch if source else 0) + config["every"]
@@ -161,18 +159,16 @@ def train_member(config: dict[str, Any]) -> None:
         ray.get(board.tell.remote(("ended", number, error)))
 
 
-def taken(board: Any, number: int, options: dict[str, float]) -> tuple[Job, Memory]:
+def member_job(board: Any, number: int, options: dict[str, float]) -> tuple[Job, Memory]:
     """The member's job, with the options that it has by now, and what it shares with the others."""
     import ray
 
     from runner import secrets
+    from runner.executors.live_rank import taken
     from runner.job import enter
     from runner.options import with_its_rate, with_options
 
-    is_there, handed = False, []
-    while not is_there:
-        is_there, handed = ray.get(board.take.remote(number, TAKE_SECONDS))
-    open_job, kept, memory = ray.get(handed[0])
+    open_job, kept, memory = taken(board, number)
     job: Job = secrets.reveal(open_job, kept)
     enter(job)  # what is unpickled below may be of the user's modules
     experiment = with_options(job.experiment, options)

@@ -56,6 +56,11 @@ def kept(splits: Splits) -> Splits:
     }
 
 
+def dealt(splits: Splits, plan: Plan, seed: int) -> tuple[list[Mapping[str, Any]], Splits]:
+    """Each rank's streams, and what a rank holds besides them: where no fit() deals them."""
+    return data_config(plan).configure(datasets(splits, plan, seed), plan.num_workers), kept(splits)
+
+
 def datasets(splits: Splits, plan: Plan, seed: int) -> dict[str, Any]:
     """{"train-0": …}: a ray.data.Dataset for each stream and rank, with columns `inputs` and `targets`."""
     val = [part(plan.val_rows, plan.num_workers, rank) for rank in range(plan.num_workers)]

@@ -12,6 +12,7 @@ from runner.plan import Goal
 from runner.prepare import Prepared, unheard
 from runner.run_folder import locked
 from runner.saving import FINAL, read_final
+from runner.schema import Backend, Tracking
 from runner.tracking import left_over
 
 
@@ -52,13 +53,14 @@ class Best:
             left_over.deliver_left(folder)
 
 
-def preload() -> None:
-    """Import what `complete` needs (about 2 s), while workers are being started."""
+def preload(tracking: Tracking) -> None:
+    """Import what `complete` and the leaderboard need (about 2 s), while Ray is being started."""
     import matplotlib.figure  # noqa: F401
 
-    from runner.tracking import mlflow
+    if tracking.log_model and tracking.backend is Backend.mlflow:
+        from runner.tracking import mlflow
 
-    mlflow.preload()
+        mlflow.preload()
 
 
 def store_model(job: Prepared, folder: Path, known: Known) -> Path:

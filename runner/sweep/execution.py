@@ -89,8 +89,6 @@ class Execution:
                 with self._lock:
                     self._source.told(job.told(result))
                 self._show(job, result)
-                if job.prepared is not None:
-                    self._begins_more &= self._goes_on_after(result)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -149,15 +147,13 @@ class Execution:
             if not isinstance(error, RunnerError):
                 screen.line("".join(traceback.format_exception(error)))
             result = {"status": FAILED, "error": str(error)}
-            self._begins_more &= self._goes_on_after(result)  # before another job gets this one's session
+            if self._settings.sweep.on_failure is OnFailure["stop"]:
+                self._begins_more = False  # before another job gets this one's session
         finally:
             if lease is not None:
                 lease.release()
         whole = result and {"run_id": None, "best": {}, "metrics": {}, **result}
         self._ended.put((job, whole))
-
-    def _goes_on_after(self, result: Result) -> bool:
-        return result["status"] != FAILED or self._settings.sweep.on_failure is not OnFailure["stop"]
 
     def _train(self, job: SweepJob, prepared: Prepared, lease: Lease | Member, screen: JobScreen) -> Result:
         number, monitor = job.trial.number, job.monitor

@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from runner import config, prepare, run_folder, secrets
+from runner.checks import Checks
 from runner.errors import NOT_FINITE, RunnerError, refuse
 from runner.known import Known, data_key
 from runner.prepare import Prepared
@@ -96,14 +97,16 @@ def identified(trial: Trial, request: Request, known: Known) -> SweepJob:
         return SweepJob(trial, replace(request, tags=tags), identity, basis)
 
 
-def load(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: Path, known: Known) -> SweepJob:
-    return identified(trial, request_of(compose, trial, roots, folder), known)
-
-
 def check(job: SweepJob, known: Known) -> SweepJob:
     """With what can be known of it before a launch. Raises RunnerError that names it."""
     request = job.request if job.action is Action.RESUME else aside(job).request
     return replace(job, prepared=prepared_of(job.trial, request, known))
+
+
+def check_resources(trial: Trial, request: Request, known: Known) -> None:
+    """Raises RunnerError that names the trial."""
+    with _named(trial):
+        prepare.find_resources(request, Checks(request.experiment.skip_checks), known)
 
 
 def prepared_of(trial: Trial, request: Request, known: Known) -> Prepared:

@@ -47,7 +47,7 @@ def numbers(key: str, axis: Values | Interval) -> list[float] | Bounds:
         why = f"pbt changes what does not end a training: {MAY_CHANGE}"
         raise refuse(key, text, why, "search=tpe")
     if isinstance(axis, Interval):
-        return Bounds(axis.low, axis.high, axis.log)
+        return Bounds(*axis)
     try:
         return sorted({number(each) for each in axis.texts})
     except ValueError as error:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner.errors import first_line
 from runner.recording import finish_delivery
 from runner.run_folder import Result, begin_sweep, end_sweep, locked
 from runner.schema import Backend, Experiment
@@ -40,9 +41,7 @@ class Store:
             parent = found[0] if found else None
             return cls(uri, parent, find(uri, {"mlflow.parentRunId": parent.run_id}) if parent else [])
         except Exception as error:  # noqa: BLE001 (MLflow's clients raise many types; the store's check has told of it)
-            say(
-                f"what was done before is not known: the store does not answer ({str(error).splitlines()[0]})"
-            )
+            say(f"what was done before is not known: the store does not answer ({first_line(error)})")
             return cls(None)
 
     def runs(self, basis: str) -> list[Found]:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from runner.diagnosis import diagnose, tried_in_vain
-from runner.executors.session import Answer, EndedError, Kind, Received, Session
+from runner.executors.session import Answer, EndedError, Kind, Session
 from runner.ingest.arrays import Data
-from runner.job import Job, Memory
+from runner.job import Job, Memory, Received, Restarted
 from runner.resources import Machine, ResourcePlan
 from runner.schema import Experiment
-
-Restarted = Callable[[int, str], None]
 
 
 class Lease:
@@ -68,7 +65,8 @@ class Pool:
     """
 
     def __init__(self, machine: Machine, folder: Path, at_most: int | None, is_shared: bool) -> None:
-        self._machine, self._folder, self._at_most, self._is_shared = machine, folder, at_most, is_shared
+        self.at_most = at_most
+        self._machine, self._folder, self._is_shared = machine, folder, is_shared
         self._changed = threading.Condition()
         self._sessions: list[Session] = []  # open ones, idle or busy
         self._busy: set[int] = set()  # their ids
@@ -121,18 +119,9 @@ class Pool:
 
     def room(self, resources: ResourcePlan) -> int:
         """How many sessions of jobs like this one may be there at a time."""
-        fit = [
-            has // needs
-            for has, needs in (
-                (
-                    self._machine.cpus,
-                    resources.num_workers * resources.cpus_per_worker + resources.reserved_cpus,
-                ),
-                (self._machine.gpus, resources.num_workers * resources.gpus_per_worker),
-            )
-            if needs
-        ]
-        return max(1, min([int(each) for each in fit] + ([self._at_most] if self._at_most else [])))
+        shares = ((self._machine.cpus, resources.cpus), (self._machine.gpus, resources.gpus))
+        fit = [has // needs for has, needs in shares if needs]
+        return max(1, min([int(each) for each in fit] + ([self.at_most] if self.at_most else [])))
 
     def release(self, session: Session) -> None:
         """A session for others, or gone."""
@@ -177,11 +166,10 @@ class Pool:
         """Beside the sessions that are open. A job that is alone always has: preflight has judged it."""
         if not self._sessions:
             return True
-        if self._at_most is not None and len(self._sessions) >= self._at_most:
+        if self.at_most is not None and len(self._sessions) >= self.at_most:
             return False
         plans = [*(session.kind.resources for session in self._sessions), wanted]
-        cpus = sum(each.num_workers * each.cpus_per_worker + each.reserved_cpus for each in plans)
-        gpus = sum(each.num_workers * each.gpus_per_worker for each in plans)
+        cpus, gpus = sum(each.cpus for each in plans), sum(each.gpus for each in plans)
         return cpus <= self._machine.cpus and gpus <= self._machine.gpus
 
     def share(self, memory: Memory, data: Data) -> Any:

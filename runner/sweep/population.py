@@ -12,20 +12,17 @@ from typing import Any
 
 from runner import secrets
 from runner.diagnosis import Diagnosis, diagnose, tried_in_vain
-from runner.errors import TrainingError
-from runner.executors.board import Event
+from runner.errors import TrainingError, first_line
+from runner.executors.board import Event, started
 from runner.executors.ray_train import scaling
 from runner.executors.session import POLL_SECONDS, SPARE_CALLS, collect
 from runner.executors.tuned import PopulationBoard
 from runner.ingest.arrays import Data
-from runner.job import Job, Memory
+from runner.job import Job, Memory, Received, Restarted
 from runner.resources import ResourcePlan
 from runner.schema import Experiment, Mode
 from runner.sweep.job import IDENTITY, Action, SweepJob, aside, sha256
 from runner.sweep.members import Members
-
-Received = Callable[[dict[str, Any]], None]
-Restarted = Callable[[int, str], None]
 
 
 class Population:
@@ -96,7 +93,7 @@ class Population:
             if not found and ray.wait([self._fit], timeout=0)[0]:
                 raise TrainingError(f"Tune ended: {ray.get(self._fit) or 'without its members'}")
         except ray.exceptions.RayError as error:
-            raise TrainingError(f"Tune's process is gone: {str(error).splitlines()[0]}") from error
+            raise TrainingError(f"Tune's process is gone: {first_line(error)}") from error
         return found
 
     def diagnose(self, job: Job, since: float, account: str) -> Diagnosis:
@@ -105,22 +102,12 @@ class Population:
 
     def _start(self, resources: ResourcePlan) -> None:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         settings, search = self._settings, self._settings.search
         name = f"population-{uuid.uuid4().hex[:12]}"
         self._node = ray.get_runtime_context().get_node_id()
         calls = len(self._members.options) * (resources.num_workers + 1) + SPARE_CALLS
-        board: Any = (
-            ray.remote(PopulationBoard)
-            .options(
-                name=name,
-                num_cpus=0,
-                max_concurrency=calls,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node, soft=False),
-            )
-            .remote()
-        )
+        board = started(PopulationBoard, name, calls)
         for number in sorted(
             self._handed
         ):  # a member takes that of its number: the board has threads, so one by one

@@ -24,6 +24,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
 from runner.errors import refuse
+from runner.options import Bounds
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -57,18 +58,7 @@ class Values:
         return self.texts.index(text) if self.ordered else text
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Numbers from `low` to `high`, whole ones if both are ints."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    @property
-    def whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
+class Interval(Bounds):
     def distribution(self) -> BaseDistribution:
         from optuna.distributions import FloatDistribution, IntDistribution
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,14 +50,8 @@ class Sweep:
         common: Sequence[str],
         yaml: str,
     ) -> None:
-        self._compose, self._roots, self._screen, self._folder, self._yaml = (
-            compose,
-            roots,
-            screen,
-            folder,
-            yaml,
-        )
-        self._common = common
+        self._compose, self._roots, self._screen, self._folder = compose, roots, screen, folder
+        self._common, self._yaml = common, yaml
         self._outputs, self._known = Path.cwd() / "outputs", Known()
         # The same wherever the sweep is: it is known by what this one says.
         anywhere, self._first_trial = self._outputs / "multiruns" / "…", Trial(0, tuple(first))
@@ -75,8 +68,8 @@ class Sweep:
         self._check(trials)
         look_back(self._outputs, self._screen.line)  # before the store is asked what was done
         self._first = jobs.identified(self._first_trial, self._first_request, self._known)
-        name = self._command = self._name(typed)
-        self._store = Store.open(settings, self._outputs, name, self._screen.line)
+        self._command = self._name(typed)
+        self._store = Store.open(settings, self._outputs, self._command, self._screen.line)
         self._folder = folder_of(self._store, self._folder)
         with_values = settings.search.method is Method.asha
         earlier: Sequence[Trial] = ()
@@ -97,7 +90,7 @@ class Sweep:
         common = set(secrets.masked(tuple(self._common)))
         done = sum(trial.status is not None for trial in earlier)
         screen = SweepScreen(self._screen, source.total - done)
-        pool, parent = self._start(known, name, example, source)
+        pool, parent = self._start(known, example, source)
         execution = Execution(
             settings, source, known, self._next, self._known, parent, pool, example, common, screen
         )
@@ -137,12 +130,15 @@ class Sweep:
             if not each.startswith(("hydra.", "search.trials="))
             and not (is_immaterial(each) and "search" not in each)
         ]
-        return hashlib.sha256(repr((self._first.identity, material)).encode()).hexdigest()
+        return jobs.sha256(repr((self._first.identity, material)))
 
     def _check(self, trials: Sequence[Trial]) -> None:
-        """All jobs of a grid, before anything is started or asked: first their configs, then what else can be known."""
+        """All jobs of a grid, before anything is started or asked: first their configs, then what they need
+        of the machine, then what else can be known."""
         requests = [jobs.request_of(self._compose, trial, self._roots, self._folder) for trial in trials]
         jobs.check_folders(requests)
+        for trial, request in zip(trials, requests, strict=True):
+            jobs.check_resources(trial, request, self._known)
         for trial, request in zip(trials, requests, strict=True):
             # Started again, the sweep has its folders; what is to be done with each is not known yet.
             checked = jobs.prepared_of(trial, jobs.beside(trial, request), self._known)
@@ -170,17 +166,24 @@ class Sweep:
         return self._checked(self._compared(trial))
 
     def _start(
-        self, known: Sequence[SweepJob], name: str, example: prepare.Prepared, source: Source
+        self, known: Sequence[SweepJob], example: prepare.Prepared, source: Source
     ) -> tuple[Pool | Population | None, Parent]:
         """Ray with the sessions of the first jobs, and the parent run, side by side."""
         sweep = self._settings.sweep
         pool: Pool | Population | None = None
         with ThreadPoolExecutor(1) as background:
             opening = background.submit(
-                Parent.open, self._settings, self._outputs, self._folder, self._store, name, self._screen.line
+                Parent.open,
+                self._settings,
+                self._outputs,
+                self._folder,
+                self._store,
+                self._command,
+                self._screen.line,
             )
             prepared = [job for job in known if job.prepared is not None]
             if prepared or not known:
+                threading.Thread(target=preload, args=(self._settings.tracking,), daemon=True).start()
                 if example.address is None:
                     ray_cluster.start(None, example.machine.cpus, self._roots, self._settings.verbose)
                 if isinstance(source, Members):
@@ -188,10 +191,14 @@ class Sweep:
                     return pool, opening.result()
                 is_shared = sweep.isolation is Isolation.session
                 pool = Pool(example.machine, self._folder / "ray", sweep.max_concurrent, is_shared)
+                plans = [job.prepared for job in prepared if job.prepared] or [example]
+                fit = min((plan.together for plan in plans if plan.together), default=None)
+                if fit is not None and fit < pool.room(example.plan.resources):
+                    pool.at_most = fit
+                    self._screen.line(f"memory: {fit} at a time; skip_checks=[memory] takes all CPUs")
                 for job in prepared:
                     assert job.prepared is not None
                     pool.prestart(job.experiment, job.prepared.plan.resources)
-                threading.Thread(target=preload, daemon=True).start()
             return pool, opening.result()
 
     def _complete(self, execution: Execution, parent: Parent) -> None:

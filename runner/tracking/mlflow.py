@@ -87,7 +87,7 @@ def preload() -> None:
     prepare()
     import mlflow.pytorch  # noqa: F401
     import torch._dynamo
-    import torch.export  # noqa: F401
+    import torch.export._trace  # noqa: F401
 
 
 def save_model(model: Any, example: Any, path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from runner import errors
 from runner.errors import ConfigError, PreflightError
 from runner.reach import unanswered, unreachable
 from runner.schema import Tracking
@@ -151,8 +152,7 @@ def creation_lock(uri: str, outputs: Path) -> AbstractContextManager[Any]:
 
 def first_line(error: BaseException) -> str:
     """Of MLflow's messages, which go on for pages."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0].partition(" with exception")[0]
+    return errors.first_line(error).partition(" with exception")[0]
 
 
 def prepare() -> None:

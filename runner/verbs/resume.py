@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runner import checkpoint, config, run_folder
 from runner.checkpoint import CheckpointError
-from runner.errors import ConfigError, refuse
+from runner.errors import ConfigError, first_line, refuse
 from runner.identity import check_changes
 from runner.recording import how_to_go_on
 from runner.report.console import Screen, relative
@@ -102,7 +102,7 @@ def fetch_newest(uri: str, run_id: str, run_dir: Path) -> None:
                 shutil.move(fetched, checkpoints / fetched.name)
                 return
     except Exception as error:  # MLflow's clients raise many types
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ConfigError(
             f"run_id={run_id}: its checkpoint could not be fetched from {uri} ({reason})"
         ) from error

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import interrupts
 from runner.executors import ray_cluster
+from runner.job import Received, Restarted
 from runner.prepare import Prepared, prepare
 from runner.rank_log import Follower, log_path, mask_logs
 from runner.recording import bounded, change_config, close_record, ended, how_to_go_on, look_back, open_run
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 CREATING_SECONDS = 5.0  # for a store's first tables
 DONE = ("FINISHED", "PRUNED")  # of a training that ended as it was to
-Received = Callable[[dict[str, Any]], None]
-Restarted = Callable[[int, str], None]
 DrawsLater = Callable[[Callable[[], None]], None]
 Execute = Callable[["Job", "Memory", Received, Restarted], None]
 

@@ -136,12 +136,12 @@ def test_after_a_failure_none_begins_where_that_is_asked_for_and_jobs_may_have_o
 
 def test_a_search_goes_on_with_continued_numbers(sweep, tmp_path, capfd):
     search = ("search=tpe", "optimizer.lr=tag(log,interval(0.001,1))", "search.seed=1")
-    assert sweep(*search, "search.trials=2")[0] == 0
-    assert sweep(*search, "search.trials=4")[0] == 0
+    assert sweep(*search, "search.trials=10")[0] == 0
+    assert sweep(*search, "search.trials=20")[0] == 0
     (parent,) = parents(tmp_path)
     tried = children(tmp_path, parent)
-    assert sorted(tried) == [0, 1, 2, 3]
-    assert len({run.data.params["optimizer.lr"] for run in tried.values()}) == 4
+    assert sorted(tried) == list(range(20))
+    assert len({run.data.params["optimizer.lr"] for run in tried.values()}) == 20
     values = {number: run.data.metrics["best/val/loss"] for number, run in tried.items()}
     best = min(values, key=lambda number: values[number])
     shown = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("1 ")]
