@@ -9,7 +9,7 @@ each. Checks that the final validation losses are the same in all, prints every 
 
 from __future__ import annotations
 
-import csv
+import json
 import re
 import statistics
 import subprocess
@@ -52,13 +52,14 @@ def run(name: str, folder: Path) -> tuple[float, Losses]:
             (float(lr), int(width)): float(loss) for lr, width, loss in LOSS.findall(done.stdout)
         }
     newest = max(folder.glob("outputs/multiruns/*/*"), key=lambda path: path.stat().st_mtime)
-    with (newest / "leaderboard" / "leaderboard.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    # val/loss falls in each of these epochs, so the best is the final one.
-    return seconds, {
-        (float(row["optimizer.lr"]), int(row["model.hidden"].strip("[]"))): float(row["val/loss"])
-        for row in rows
-    }
+    losses = {}
+    for path in newest.glob("*/result.json"):
+        asked = dict(
+            each.split("=") for each in json.loads((path.parent / "run.json").read_text())["overrides"]
+        )
+        job = float(asked["optimizer.lr"]), int(asked["model.hidden"].strip("[]"))
+        losses[job] = json.loads(path.read_text())["metrics"]["val/loss"]
+    return seconds, losses
 
 
 def main(runs: int) -> None:

@@ -20,6 +20,7 @@ IMMATERIAL = (
     "allowed_targets",
     "skip_checks",
     "tracking.",
+    "executor.",  # of as many workers
     "search.",
     "sweep.",
     "scaling.placement_strategy",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from runner import build, config, going_on, preflight
 from runner.checks import Checks
 from runner.errors import ConfigError, nearest, refuse
-from runner.executors import nodes, ray_cluster
+from runner.executors import choice, nodes, ray_cluster
 from runner.known import Known
 from runner.plan import Plan, Position, make_plan
 from runner.rank_log import captured
@@ -66,7 +66,7 @@ def prepare(request: Request, checks: Checks | None = None, known: Known | None 
 
     check_kind(experiment)
     data = checks.need("data", lambda: known.data(experiment), arrays.Data.line)
-    if not experiment.dry_run:
+    if not experiment.dry_run and not choice.is_alone(experiment):
         # Only now: Horovod imports torch too, and two threads at it take longer than one.
         horovod = ("horovod", resources.use_gpu)
         checks.begin(
@@ -98,7 +98,8 @@ def find_resources(
 ) -> tuple[str | None, Machine, ResourcePlan]:
     """The address of a Ray cluster, if one was joined, what there is to run on, and what of it the job gets."""
     experiment = request.experiment
-    address = None if experiment.dry_run else ray_cluster.cluster_address(experiment.scaling.address)
+    needs_ray = not experiment.dry_run and choice.uses_ray(experiment)
+    address = ray_cluster.cluster_address(experiment.scaling.address) if needs_ray else None
     machine = known.once(
         "machine",
         address,
@@ -111,9 +112,10 @@ def find_resources(
 
 
 def check_kind(experiment: Experiment) -> None:
-    """What can be known of a LightningModule, or of any other model, from its class."""
+    """What can be known of the executor, and of a LightningModule or any other model from its class."""
     from runner import lightning
 
+    choice.check(experiment)
     if lightning.is_module(build.locate(experiment.model.target["_target_"])):
         lightning.check_rule(experiment)
     else:

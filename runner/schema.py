@@ -169,6 +169,18 @@ class Resources:
     GPU: float | None = None  # null: one each where GPUs are used
 
 
+class ExecutorName(Enum):
+    """How the workers are started; the modules of executors/ have these names."""
+
+    horovod_trainer = "horovod_trainer"
+    local = "local"
+
+
+@dataclass
+class Executor:
+    name: ExecutorName = ExecutorName.horovod_trainer
+
+
 @dataclass
 class Scaling:
     num_workers: int = 2
@@ -271,6 +283,7 @@ class Experiment:
     checkpoint: Checkpoint
     horovod: Horovod
     tracking: Tracking
+    executor: Executor = field(default_factory=Executor)
     search: Search = field(default_factory=Search)
     sweep: Sweep = field(default_factory=Sweep)
     seed: int = 0

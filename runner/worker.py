@@ -65,21 +65,24 @@ def train_loop_per_worker(
     delivers: bool = True,
     is_pruned: IsPruned = lambda metrics: False,
     stage: Stage | None = None,
+    is_captured: bool = True,
 ) -> Metrics | None:
-    """Train on this rank, with its output in logs/rank-N.log and a failure in errors/rank-N.json; `enter` comes first.
+    """Train on this rank, with its output in logs/rank-N.log (if `is_captured`) and a failure in errors/rank-N.json; `enter` comes first.
 
     With Ray Data ingest `shards` are this rank's DataIterators by split. `is_restart`: after a lost process. `delivers`: what
     rank 0 has recorded is in MLflow at the end; else the rest is left to the driver, which sees the same folder. Returns the
     metrics at the end of a stage, None at the training's end.
     """
     failed = FirstFailure(job.run_dir, rank)
-    with captured(log_path(job.run_dir, rank)):
+    with captured(log_path(job.run_dir, rank)) if is_captured else contextlib.nullcontext():
         try:
             return train(
                 job, memory, shards, connect(), report, is_restart, failed, delivers, is_pruned, stage
             )
         except (Exception, SystemExit) as error:
             failed(error)
+            if not is_captured:
+                raise  # the trace is the caller's
             if isinstance(lost := lost_peer(error), LostPeerError):
                 # A consequence: the trace of the cause is in another rank's log.
                 print(f"rank {rank}: {lost}")

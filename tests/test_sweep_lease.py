@@ -8,7 +8,8 @@ import pytest
 
 from runner.diagnosis import Diagnosis, record_error
 from runner.errors import TrainingError
-from runner.executors.session import EndedError
+from runner.executors import attempts
+from runner.executors.attempts import EndedError
 from runner.job import Job, Memory
 from runner.sweep import pool as pools
 from tests.fakes import make_experiment, plan_for
@@ -27,7 +28,7 @@ def sessions(monkeypatch):
 def lost(monkeypatch):
     """Each failure is a lost process."""
     found = Diagnosis(TrainingError("rank 1 was killed"), is_final=False, rank=1)
-    monkeypatch.setattr(pools, "diagnose", lambda *_: found)
+    monkeypatch.setattr(attempts, "diagnose", lambda *_: found)
 
 
 def job_in(run_dir, experiment=None):
@@ -40,7 +41,7 @@ def train(mine, run_dir=Path("/run"), restarted=None, is_pruned=None):
     received = object()
     try:
         mine.train(
-            job_in(run_dir),
+            job_in(run_dir, mine._experiment),
             Memory({}),
             "data",
             received,

@@ -18,6 +18,7 @@ from runner import secrets
 from runner.communicator import environment
 from runner.errors import first_line
 from runner.executors import nodes
+from runner.executors.attempts import EndedError
 from runner.executors.board import Board, Event, started
 from runner.executors.live_rank import TOGETHER
 from runner.executors.ray_train import scaling
@@ -63,10 +64,6 @@ class Kind:
             repr(launch),
             alone,
         )
-
-
-class EndedError(Exception):
-    """The ranks are gone, or must be, with how Ray or a rank tells it."""
 
 
 class Session:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from runner import config, prepare, run_folder, secrets
 from runner.checks import Checks
 from runner.errors import NOT_FINITE, RunnerError, refuse
+from runner.executors import choice
 from runner.known import Known, data_key
 from runner.prepare import Prepared
 from runner.recording import DRIVER_LOST
@@ -84,6 +85,7 @@ def request_of(compose: Compose, trial: Trial, roots: tuple[str, ...], folder: P
         request = Request.of(without_hydra(composed), overrides, run_dir, roots)
         config.check_targets(request.experiment)
         prepare.check_kind(request.experiment)
+        choice.check_in_sweep(request.experiment)
         return replace(request, tags={JOB: str(trial.number), OVERRIDES: json.dumps(overrides)})
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
-from runner.diagnosis import diagnose, tried_in_vain
-from runner.executors.session import Answer, EndedError, Kind, Session
+from runner.executors.attempts import persistently
+from runner.executors.session import Answer, Kind, Session
 from runner.ingest.arrays import Data
 from runner.job import Job, Memory, Received, Restarted
 from runner.resources import Machine, ResourcePlan
@@ -33,21 +32,14 @@ class Lease:
     ) -> None:
         """Train the job, after a lost process again in a new session, `trainer.max_failures` times; then the session is others'.
         Raises TrainingError with the root cause, KeyboardInterrupt after the pool's `stop`; who gets them releases the session."""
-        most, count = self._experiment.trainer.max_failures, 0
-        stopping = self._pool.is_stopping
         reference = self._pool.share(memory, data)
-        while True:
-            since = time.time()
-            try:
-                self._session.train(job, reference, received, count > 0, is_pruned, stopping)
-                break
-            except EndedError as account:
-                found = diagnose(job.run_dir, job.plan.num_workers, since, str(account))
-                if found.is_final or count == most:
-                    raise tried_in_vain(found, count, most) from account
-            count += 1
-            restarted(count, str(found.error))
-            self._session = self._pool.replaced(self._session, self._experiment)
+
+        def once(is_restart: bool) -> None:
+            if is_restart:
+                self._session = self._pool.replaced(self._session, self._experiment)
+            self._session.train(job, reference, received, is_restart, is_pruned, self._pool.is_stopping)
+
+        persistently(job, once, restarted)
         self.release()
 
     def release(self) -> None:

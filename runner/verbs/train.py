@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import interrupts
-from runner.executors import ray_cluster
+from runner.executors import choice, ray_cluster
 from runner.job import Received, Restarted
 from runner.prepare import Prepared, prepare
 from runner.rank_log import Follower, log_path, mask_logs
@@ -59,7 +59,7 @@ def train(request: Request, screen: Screen) -> Result:
         with clock.phase("check"):
             prepared = prepare(request)
         record = start(request, prepared, screen, clock)
-        return launch(request, prepared, record, screen, clock, horovod_trainer_run)
+        return launch(request, prepared, record, screen, clock, choice.run_of(request.experiment))
 
 
 def train_job(
@@ -73,24 +73,20 @@ def train_job(
         return launch(request, prepared, record, screen, clock, execute, draws_later)
 
 
-def horovod_trainer_run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> None:
-    from runner.executors import horovod_trainer
-
-    horovod_trainer.run(job, memory, received, restarted)
-
-
 def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) -> RunRecord:
-    """Ray and the MLflow run, side by side."""
+    """Ray, where it is needed, and the MLflow run, side by side."""
     from runner.executors import ray_train
 
+    uses_ray = choice.uses_ray(request.experiment)
     with clock.phase("start"):
         # Seconds each: creating the store the first time, importing Ray Train, starting Ray. Side by side.
         background = ThreadPoolExecutor(2)
         stopped = threading.Event()
         opening = background.submit(open_run, request, prepared.plan, screen.line, stopped)
-        background.submit(ray_train.preload)
+        if uses_ray:
+            background.submit(ray_train.preload)
         try:
-            if prepared.address is None:
+            if uses_ray and prepared.address is None:
                 ray_cluster.start(
                     None, prepared.machine.cpus, request.import_roots, prepared.experiment.verbose
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -59,7 +60,7 @@ def here(home: Path) -> Run:
                 code = error.exit_code
                 said.append((time.time(), f"error: {error}"))
         outcome = Outcome(code, said, time.time(), run_dir, f"sqlite:///{home}/outputs/mlflow.db")
-        gone({int(path.name.split("-")[2]) for path in run_dir.glob("fault/rank-*")})
+        gone({int(path.name.split("-")[2]) for path in run_dir.glob("fault/rank-*")} - {os.getpid()})
         return outcome
 
     return run

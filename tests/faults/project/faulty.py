@@ -20,7 +20,7 @@ class Faulty(nn.Module):
 
     `folder` keeps what happened: in `rank-R-PID` the forwards of each process, in `moments` a line of time.time() and
     pid for each fault; it lies in the run's folder. The fault waits until the checkpoint `after` is written. `once`: not
-    again in a process that is started later. Nothing happens on the driver. `by_width`: other kinds for some widths.
+    again in a process that is started later. Nothing happens on the driver, unless it trains itself (`alone`). `by_width`: other kinds for some widths.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Faulty(nn.Module):
         seconds=0.1,
         folder=None,
         by_width=None,
+        alone=False,
     ):
         super().__init__()
         kind = (by_width or {}).get(width, kind)
@@ -45,7 +46,8 @@ class Faulty(nn.Module):
         )
         self.kind, self.at, self.after, self.once, self.seconds = kind, at, after, once, seconds
         self.forwards = 0
-        mine = os.environ.get("HOROVOD_RANK")
+        is_training = alone and (Path(folder).parent / "rank-0.lock").exists()  # no rehearsal
+        mine = os.environ.get("HOROVOD_RANK", "0" if is_training else None)
         self.fails = kind is not None and mine is not None and str(rank) in (mine, "None")
         self.folder = Path(folder) if folder and mine is not None else None
         self.counter = None
