@@ -14,7 +14,7 @@ NO_CELL = {
     ("local", "SIGKILL"): "its one process is the driver's: see rows 14 and 15",
     ("local", "hash at 2 workers"): "one process; at one worker it is that of horovod_trainer",
 }
-EXECUTORS = ("horovod_trainer", "local")
+EXECUTORS = ("horovod_trainer", "ray_executor", "local")
 IN_EVERY_TEST = ("local",)  # the default is in all tests; the others' cells are filled by make faults
 _cells: dict[tuple[str, str], str] = {}
 
