@@ -64,7 +64,7 @@ def with_workers_of_hosts(composed: DictConfig, overrides: Sequence[str]) -> Dic
     key, given = "scaling.num_workers", OmegaConf.select(composed, "scaling.num_workers")
     is_typed = any(override.lstrip("+").partition("=")[0] == key for override in overrides)
     if is_typed and given != hosts * each:
-        why = f"executor.num_hosts={hosts} of executor.num_workers_per_host={each} are {hosts * each}"
+        why = f"executor.num_hosts={hosts} × executor.num_workers_per_host={each} are {hosts * each}"
         raise refuse(key, given, why, f"{key}={hosts * each}, or leave it out")
     changed = composed.copy()
     OmegaConf.update(changed, key, hosts * each)

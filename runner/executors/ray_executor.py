@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,7 +68,8 @@ def group_of(job: Job, executable: type | None = None) -> RayGroup:
     else:
         workers |= {"num_hosts": hosts, "num_workers_per_host": resources.num_workers // hosts}
     timeline = job.run_dir / TIMELINE if horovod.timeline else None
-    connect = partial(HorovodCommunicator, horovod, experiment.trainer.deterministic, timeline)
+    own = replace(horovod, key=None, ssh_str=None)  # of the driver alone
+    connect = partial(HorovodCommunicator, own, experiment.trainer.deterministic, timeline)
     return RayGroup(horovod, workers, connect, experiment.scaling.placement_strategy, executable)
 
 

@@ -182,4 +182,7 @@ def _reason(error: Exception, horovod: Horovod) -> str:
     if isinstance(error, TimeoutError) and "lacement" in str(error):
         seconds = horovod.placement_group_timeout_s
         return f"Ray had no room for them within {seconds} s (horovod.placement_group_timeout_s)"
+    if horovod.nics and "127.0.0.1" in str(error):
+        nics = ",".join(horovod.nics)
+        return f"on one machine ranks meet at 127.0.0.1, which horovod.nics=[{nics}] has not; type horovod.nics=null"
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from runner.executors.ray_group import Connect, Shards
+from runner.communicator import Communicator
+from runner.executors.ray_group import Shards
 from runner.ingest.observed import ObservedIngest
-from runner.job import Job, enter
+from runner.job import Job, Memory, enter
 from runner.learner import Learner, change_lr
 from runner.loop import evaluate, fit
 from runner.plan import Plan
@@ -44,7 +45,7 @@ class Replica:
 
     learner: Learner
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Callable[[], Communicator]) -> None:
         self.communicator = connect()
         self.state = TrainState()
 
@@ -62,23 +63,24 @@ class Replica:
 
         enter(job)  # what is unpickled below may be of the user's modules
         with recorded(job.run_dir, self.rank):
-            memory = ray.get(held[0])
-            self._job, self._until = job, math.inf
-            self._watchdog: Watchdog | NullWatchdog = NullWatchdog()
-            self._training, self._ingest = built(
-                job, memory, shards[self.rank], self.communicator, self.state
-            )
-            self.learner = self._training.learner
-            self._left = time.perf_counter(), self.communicator.waited
-            self._moments = fit(
-                self.state,
-                self._training.stretch,
-                job.plan,
-                self.learner,
-                ObservedIngest(self._ingest, self._beat),
-                self.communicator,
-                lambda state: state.step >= self._until,  # where fit() pauses
-            )
+            self.begin(job, ray.get(held[0]), shards[self.rank])
+
+    def begin(self, job: Job, memory: Memory, shards: Mapping[str, Any]) -> None:
+        """The same with this rank's own."""
+        self._job, self._until = job, math.inf
+        self._watchdog: Watchdog | NullWatchdog = NullWatchdog()
+        self._training, self._ingest = built(job, memory, shards, self.communicator, self.state)
+        self.learner = self._training.learner
+        self._left = time.perf_counter(), self.communicator.waited
+        self._moments = fit(
+            self.state,
+            self._training.stretch,
+            job.plan,
+            self.learner,
+            ObservedIngest(self._ingest, self._beat),
+            self.communicator,
+            lambda state: state.step >= self._until,  # where fit() pauses
+        )
 
     def train(self, steps: int | None) -> Reached:
         """So many steps, or to the training's end."""

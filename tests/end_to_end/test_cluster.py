@@ -68,15 +68,23 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [f"scaling.num_workers={CPUS}"],
+        ["executor=ray_executor", "executor.num_hosts=1", f"executor.num_workers_per_host={CPUS}"],
+    ],
+    ids=["horovod_trainer", "ray_executor"],
+)
 def test_it_trains_with_the_users_code_on_whole_cpus(
-    project: Path, address: str, command: Callable[..., Finished]
+    project: Path, address: str, command: Callable[..., Finished], workers: list[str]
 ) -> None:
     done = command(
         "--config-dir",
         "configs",
         "experiment=mine",
         "tracking=none",
-        f"scaling.num_workers={CPUS}",
+        *workers,
         f"scaling.address={address}",
     )
     assert done.code == 0, done.stderr
