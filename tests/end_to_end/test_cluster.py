@@ -86,6 +86,27 @@ def test_it_trains_with_the_users_code_on_whole_cpus(
     assert "built with width 4" in (result["folder"] / "logs" / "rank-2.log").read_text()
 
 
+def test_a_sweep_s_sessions_are_on_the_cluster_side_by_side(
+    project: Path, address: str, command: Callable[..., Finished]
+) -> None:
+    done = command(
+        "--multirun",
+        "--config-dir",
+        "configs",
+        "experiment=mine",
+        "scaling.num_workers=1",
+        "model.width=4,5,6,7",
+        f"scaling.address={address}",
+    )
+    assert done.code == 0, done.stderr
+    assert "4 jobs: 4 finished" in done.stdout
+    folders = [result["folder"] for result in done.results()]
+    assert sorted((each / "logs" / "rank-0.log").read_text().splitlines()[0] for each in folders) == [
+        f"built with width {width}" for width in (4, 5, 6, 7)
+    ]
+    assert len(list(folders[0].parent.glob("ray/session-*"))) == CPUS
+
+
 def test_more_than_the_cluster_has_is_refused(
     project: Path, address: str, command: Callable[..., Finished]
 ) -> None:
