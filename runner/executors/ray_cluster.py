@@ -164,10 +164,9 @@ def cluster_machine(horovod_gpu: bool) -> Machine:
     from ray._private.state import state
 
     total, limit = ray.cluster_resources(), state.get_max_resources_from_cluster_config() or {}
-    total = {kind: max(total.get(kind, 0), limit.get(kind, 0)) for kind in ("CPU", "GPU")}
-    return Machine(
-        cpus=total.get("CPU", 0), gpus=total.get("GPU", 0), horovod_gpu=horovod_gpu, is_cluster=True
-    )
+    total = {kind: max(total.get(kind, 0), limit.get(kind, 0)) for kind in ("CPU", "GPU", *total, *limit)}
+    cpus, gpus = total.pop("CPU"), total.pop("GPU")
+    return Machine(cpus=cpus, gpus=gpus, horovod_gpu=horovod_gpu, is_cluster=True, custom=total)
 
 
 def _token_file() -> Path:

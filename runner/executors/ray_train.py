@@ -32,6 +32,7 @@ def scaling(resources: ResourcePlan, placement: Placement) -> dict[str, Any]:
     each = {"CPU": resources.cpus_per_worker}
     if resources.gpus_per_worker:
         each["GPU"] = resources.gpus_per_worker
+    each |= dict(resources.custom)
     return {
         "num_workers": resources.num_workers,
         "use_gpu": resources.use_gpu,
