@@ -23,7 +23,7 @@ from runner.errors import ConfigError, own_line, refuse
 from runner.objective import Objective, objective
 from runner.parameters import Weights, values
 from runner.plan import DataFacts, Plan
-from runner.schedule import Schedule
+from runner.schedule import KEPT, Schedule
 from runner.schema import Experiment, Interval, OnNonfinite, Precision
 
 AUTOCAST = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
@@ -178,16 +178,7 @@ def build_learner(
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         adascale = AdaScale(trained, plan.num_workers, plan.accumulation_steps, plan.batch_size)
     optimizer = communicator.distribute(optimizer, model, plan.accumulation_steps)
-    scheduler, interval = schedule_with(optimizer)
-    schedule = Schedule(
-        optimizer,
-        scheduler,
-        interval,
-        plan.warmup_steps,
-        rate.warmup_start,
-        plan.schedule_steps_per_epoch,
-        total_steps=plan.total_steps + plan.schedule_offset,
-    )
+    schedule = _schedule(plan, optimizer, *schedule_with(optimizer))
     average = None
     if trainer.ema_decay is not None:
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(trainer.ema_decay))
@@ -212,6 +203,21 @@ def build_learner(
         adascale=adascale,
         scaled_options=rate.scaled_options(),
     )
+
+
+def change_lr(learner: Learner, experiment: Experiment, plan: Plan, steps: float) -> None:
+    """Take the learning rate of `plan` from the next step on: the schedule stands, after so many steps, where one that always had
+    it would stand. `experiment` and `plan` differ from those of the learner in nothing else. Not for a LightningModule."""
+    rate, optimizer = plan.learning_rate, learner.optimizer
+    firsts = parameters.groups(learner.model, rate.configured(experiment.optimizer), rate.multiplier)
+    before = learner.schedule.state_dict()
+    for group, first in zip(optimizer.param_groups, firsts, strict=True):
+        for key in KEPT:
+            group.pop(key, None)
+        group["lr"] = first["lr"]
+    schedule = _schedule(plan, optimizer, *_scheduler(experiment, plan, optimizer))
+    schedule.resume(before, steps)
+    vars(learner.schedule).update(vars(schedule))  # the loop has the learner
 
 
 def build_model(
@@ -247,6 +253,18 @@ def construct(experiment: Experiment, plan: Plan, data: DataFacts) -> nn.Module:
         what = f"gives a {type(model).__name__}, a torch.nn.Module is needed"
         raise refuse("model._target_", experiment.model.target["_target_"], what)
     return model
+
+
+def _schedule(plan: Plan, optimizer: Optimizer, scheduler: LRScheduler, interval: Interval) -> Schedule:
+    return Schedule(
+        optimizer,
+        scheduler,
+        interval,
+        plan.warmup_steps,
+        plan.learning_rate.warmup_start,
+        plan.schedule_steps_per_epoch,
+        total_steps=plan.total_steps + plan.schedule_offset,
+    )
 
 
 def _scheduler(experiment: Experiment, plan: Plan, optimizer: Optimizer) -> tuple[LRScheduler, Interval]:

@@ -9,6 +9,8 @@ from runner.errors import nearest, refuse
 from runner.schema import CHECKS, Experiment, Op, Task
 
 AT_LEAST = {
+    "executor.num_hosts": 1,
+    "executor.num_workers_per_host": 1,
     "scaling.num_workers": 1,
     "trainer.epochs": 1,
     "trainer.max_steps": 1,
@@ -100,6 +102,10 @@ def check_values(experiment: Experiment) -> None:
                 f"the checks that can be left out are {', '.join(CHECKS)}",
                 f"skip_checks=[{close}]",
             )
+    horovod = experiment.horovod
+    if horovod.ssh_str is not None and horovod.ssh_identity_file is None:
+        why = "Horovod writes it into a file, which has no name"
+        raise refuse("horovod.ssh_str", "…", why, "horovod.ssh_identity_file=…")
     check_adasum(experiment)
     check_warm_up(experiment)
     check_loss(experiment)

@@ -174,11 +174,16 @@ class ExecutorName(Enum):
 
     horovod_trainer = "horovod_trainer"
     local = "local"
+    ray_executor = "ray_executor"
 
 
 @dataclass
 class Executor:
     name: ExecutorName = ExecutorName.horovod_trainer
+    num_hosts: int | None = (
+        None  # ray_executor: so many, of as many workers each; they give scaling.num_workers
+    )
+    num_workers_per_host: int | None = None  # null: 1
 
 
 @dataclass

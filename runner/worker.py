@@ -73,12 +73,18 @@ def train_loop_per_worker(
     rank 0 has recorded is in MLflow at the end; else the rest is left to the driver, which sees the same folder. Returns the
     metrics at the end of a stage, None at the training's end.
     """
-    failed = FirstFailure(job.run_dir, rank)
-    with captured(log_path(job.run_dir, rank)) if is_captured else contextlib.nullcontext():
+    with recorded(job.run_dir, rank, is_captured) as failed:
+        return train(job, memory, shards, connect(), report, is_restart, failed, delivers, is_pruned, stage)
+
+
+@contextlib.contextmanager
+def recorded(run_dir: Path, rank: int, is_captured: bool = True) -> Iterator[FirstFailure]:
+    """What a rank prints is in logs/rank-N.log (if `is_captured`) and its first failure, or what it is told of one, in
+    errors/rank-N.json."""
+    failed = FirstFailure(run_dir, rank)
+    with captured(log_path(run_dir, rank)) if is_captured else contextlib.nullcontext():
         try:
-            return train(
-                job, memory, shards, connect(), report, is_restart, failed, delivers, is_pruned, stage
-            )
+            yield failed
         except (Exception, SystemExit) as error:
             failed(error)
             if not is_captured:
@@ -117,13 +123,9 @@ def train(
         watchdog = open_now.enter_context(watched(job, communicator, state))
         if rank == 0:  # a killed driver's workers may live on for seconds
             open_now.enter_context(locked(job.run_dir, "rank-0.lock"))
-        settle(experiment, plan)
-        place = placement(experiment, device(communicator, plan.resources.use_gpu))
-        learner = build_learner(experiment, plan, job.data, communicator, place.device, memory.initial)
-        learner = learner.owning(of_optimizer(job.searched))
-        ingest = open_now.enter_context(contextlib.closing(open_ingest(job, memory, shards, rank, place)))
-        training = Training(plan, learner, state)
-        restart(training.stretch, communicator)
+        training, ingest = built(job, memory, shards, communicator, state)
+        learner = training.learner
+        open_now.enter_context(contextlib.closing(ingest))
         goes_on = job.resumes or is_restart
         if goes_on:
             resumed = resume(training, checkpoints, communicator, experiment.seed, uploaded(job))
@@ -198,6 +200,20 @@ def train(
                 tracker.log_model(model, example(memory.splits))
     report({"seconds": {"training": trained - started, "tracking": time.time() - trained}})
     return None
+
+
+def built(
+    job: Job, memory: Memory, shards: Shards, communicator: Communicator, state: TrainState
+) -> tuple[Training, Ingest]:
+    """A training at its first step, and the batches of this rank. Collective."""
+    experiment, plan = job.experiment, job.plan
+    settle(experiment, plan)
+    place = placement(experiment, device(communicator, plan.resources.use_gpu))
+    learner = build_learner(experiment, plan, job.data, communicator, place.device, memory.initial)
+    training = Training(plan, learner.owning(of_optimizer(job.searched)), state)
+    ingest = open_ingest(job, memory, shards, communicator.rank, place)
+    restart(training.stretch, communicator)
+    return training, ingest
 
 
 def watched(

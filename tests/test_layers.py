@@ -34,10 +34,11 @@ LAYERS = [
     {"verbs"},
     {"sweep"},  # trains its jobs as the verb does
     {"__main__"},
+    {"replicas"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FOREIGN = {
-    "ray": ("executors/", "sweep/", "ingest/ray_data.py", "preflight.py"),
+    "ray": ("executors/", "sweep/", "ingest/ray_data.py", "preflight.py", "replicas.py"),
     "hydra": ("config.py", "reword.py", "__main__.py", "sweep/"),
     "omegaconf": ("config.py", "request.py", "reword.py", "__main__.py", "sweep/"),
     "mlflow": ("tracking/",),

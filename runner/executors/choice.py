@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from runner.errors import refuse
-from runner.schema import ExecutorName, Experiment, Ingest
+from runner.executors import ray_cluster
+from runner.schema import ExecutorName, Experiment, Ingest, Placement
 
 if TYPE_CHECKING:
     from runner.job import Job, Memory, Received, Restarted
@@ -43,6 +44,41 @@ def check(experiment: Experiment) -> None:
     if experiment.dataset.ingest is Ingest.ray_data and not uses_ray(experiment):
         ingest = experiment.dataset.ingest.value
         raise refuse("dataset.ingest", ingest, f"executor={name} starts no Ray", f"executor={DEFAULT.value}")
+    check_hosts(experiment)
+
+
+def check_hosts(experiment: Experiment) -> None:
+    """Raises ConfigError for hosts of as many workers each, and for an address, that Horovod's RayExecutor cannot have."""
+    executor, scaling = experiment.executor, experiment.scaling
+    hosts, each = executor.num_hosts, executor.num_workers_per_host
+    address = ray_cluster.cluster_address(scaling.address)
+    if executor.name is not ExecutorName.ray_executor:
+        for key, value in (("num_hosts", hosts), ("num_workers_per_host", each)):
+            if value is not None:
+                why = f"executor={executor.name.value} places workers by scaling.placement_strategy"
+                raise refuse(f"executor.{key}", value, why, "executor=ray_executor")
+        return
+    if address is not None and address.startswith("ray://"):
+        why = "executor=ray_executor must be within the cluster, not a Ray client of it"
+        raise refuse("scaling.address", address, why, "scaling.address=<host of the head>:6379")
+    if hosts is None:
+        if each is not None:
+            key, why = "executor.num_workers_per_host", "the number of hosts is not given"
+            raise refuse(key, each, why, f"executor.num_hosts=1, or scaling.num_workers={each} instead")
+        return
+    if hosts > 1 and address is None:
+        why = "this machine is one host, and no cluster is joined"
+        raise refuse("executor.num_hosts", hosts, why, "executor.num_hosts=1, or scaling.address=<host>:6379")
+    if scaling.placement_strategy is not Placement.PACK:
+        why = "executor.num_hosts spreads the workers already"
+        instead = "scaling.placement_strategy=PACK"
+        raise refuse("scaling.placement_strategy", scaling.placement_strategy.value, why, instead)
+    gpus = scaling.resources_per_worker.GPU
+    if gpus not in (None, 0, 1):
+        why = "with executor.num_hosts Horovod gives each worker one GPU"
+        raise refuse(
+            "scaling.resources_per_worker.GPU", f"{gpus:g}", why, "scaling.resources_per_worker.GPU=1"
+        )
 
 
 def check_in_sweep(experiment: Experiment) -> None:

@@ -6,30 +6,27 @@ milliseconds. Not for a Ray cluster, and not for one long training: nothing rest
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from runner.communicator import Communicator, environment
 from runner.diagnosis import diagnose, record_error
 from runner.errors import LaunchError, PreflightError
 from runner.executors.live_rank import Connected
-from runner.ingest import ray_data
+from runner.executors.ray_group import RayGroup, Shards, connected, dealt, is_one_machine
 from runner.job import Job, Memory, enter
-from runner.schema import Horovod, Ingest
+from runner.schema import Horovod
 from runner.worker import train_loop_per_worker
 
 # Of a CPU, held by a worker: next to nothing, so that a group starts whatever else is placed. How many threads it
 # computes with is the job's plan.
 CPU_SHARE = 0.01
-RECORD_SECONDS = 0.5  # for the other ranks to write down what happened to them
 
 Reports = list[dict[str, Any]]
 OnRank = Callable[[Job, Memory, Mapping[str, Any], Communicator], Any]  # job, memory, the rank's shards, …
-_connected: list[Connected] = []  # of a worker's process
 
 
 class LiveWorkers:
@@ -41,22 +38,12 @@ class LiveWorkers:
     """
 
     def __init__(self, num_workers: int, horovod: Horovod, deterministic: bool = True) -> None:
-        import ray
-        from horovod.ray import RayExecutor
-
-        if any(node["NodeManagerHostname"] != socket.gethostname() for node in ray.nodes() if node["Alive"]):
+        if not is_one_machine():
             raise PreflightError("live workers are on this machine only; type scaling.address=local")
         self.num_workers, self._horovod, self._deterministic = num_workers, horovod, deterministic
-        settings = RayExecutor.create_settings(timeout_s=horovod.timeout_s, nics={"lo"})
-        placed = {"num_workers": num_workers, "cpus_per_worker": CPU_SHARE}
-        self._executor: Any = RayExecutor(settings, use_current_placement_group=False, **placed)
-        try:
-            self._executor.start()
-            self._executor.run(_connect, args=[horovod, deterministic])
-        except Exception as error:
-            self.close()
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            raise LaunchError(f"the workers did not start: {reason}") from error
+        workers = {"num_workers": num_workers, "cpus_per_worker": CPU_SHARE}
+        horovod = replace(horovod, nics=None)  # those between machines
+        self._group = RayGroup(horovod, workers, partial(Connected, horovod, deterministic))
 
     def __enter__(self) -> LiveWorkers:
         return self
@@ -74,54 +61,38 @@ class LiveWorkers:
         collective. Raises TrainingError with the one cause of a failure."""
         import ray
 
-        if self._executor is None:
+        if not self.is_open:
             raise LaunchError("these workers are closed")
         is_exact, experiment = self._deterministic, job.experiment
         wanted, given = (environment(each, is_exact) for each in (experiment.horovod, self._horovod))
         if wanted != given or experiment.trainer.deterministic > is_exact:
             raise LaunchError("these workers keep their HOROVOD_* settings, and this job has others")
-        shards: list[Mapping[str, Any]] = [{}] * self.num_workers
-        if experiment.dataset.ingest is Ingest.ray_data:
-            shards, splits = ray_data.dealt(memory.splits, job.plan, experiment.seed)
-            memory = replace(memory, splits=splits)
+        shards, memory = dealt(job, memory)
         since = time.time()
         # In a list Ray leaves the reference as it is: what it stands for may be of the user's modules (see `enter`).
-        pending = self._executor.run_remote(_on_rank, args=[function, job, [ray.put(memory)], shards])
+        pending = self._group.run_remote(_on_rank, function, job, [ray.put(memory)], shards)
         try:
             return ray.get(pending)  # raises as soon as one of them fails
-        except Exception as error:
-            ray.wait(pending, num_returns=len(pending), timeout=RECORD_SECONDS)
-            self.close()
-            raise diagnose(job.run_dir, self.num_workers, since, str(error)).error from error
+        except ray.exceptions.RayError as error:
+            ended = self._group.ended(pending)
+            raise diagnose(job.run_dir, self.num_workers, since, str(ended)).error from error
+
+    @property
+    def is_open(self) -> bool:
+        return self._group.is_open
 
     def close(self) -> None:
         """End the workers, whatever they do; may be called twice."""
-        import ray
-
-        executor, self._executor = self._executor, None
-        if executor is None or not hasattr(executor, "adapter"):
-            return
-        adapter = executor.adapter
-        for worker in adapter.workers:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(worker)
-        server = getattr(getattr(adapter, "coordinator", None), "rendezvous", None)
-        if server is not None:  # it listens on every interface, without authentication
-            server.stop()
-            server._httpd.server_close()
-        executor.shutdown()
+        self._group.close()
 
 
-def _connect(horovod: Horovod, deterministic: bool) -> None:
-    _connected.append(Connected(horovod, deterministic))
-
-
-def _on_rank(function: OnRank, job: Job, held: list[Any], shards: list[Mapping[str, Any]]) -> Any:
+def _on_rank(function: OnRank, job: Job, held: list[Any], shards: Shards) -> Any:
     """Runs in a worker."""
     import ray
 
     enter(job)
-    communicator = _connected[0]
+    communicator = connected()
+    assert isinstance(communicator, Connected)
     communicator.serve(job.experiment.horovod)
     rank = communicator.rank
     try:

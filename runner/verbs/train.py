@@ -83,7 +83,7 @@ def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) ->
         background = ThreadPoolExecutor(2)
         stopped = threading.Event()
         opening = background.submit(open_run, request, prepared.plan, screen.line, stopped)
-        if uses_ray:
+        if request.experiment.executor.name is choice.DEFAULT:
             background.submit(ray_train.preload)
         try:
             if uses_ray and prepared.address is None:

@@ -75,7 +75,7 @@ def live() -> Iterator[Callable[[int], LiveWorkers]]:
     groups: dict[int, LiveWorkers] = {}
 
     def find(size: int) -> LiveWorkers:
-        if size not in groups or groups[size]._executor is None:  # a failed job has ended it
+        if size not in groups or not groups[size].is_open:  # a failed job has ended it
             groups[size] = LiveWorkers(size, Horovod())
         return groups[size]
 

@@ -69,20 +69,28 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [f"scaling.num_workers={CPUS}", "+scaling.custom_resources.big_disk=0.5"],
+        ["executor=ray_executor", "executor.num_hosts=1", f"executor.num_workers_per_host={CPUS}"],
+    ],
+    ids=["horovod_trainer", "ray_executor"],
+)
 def test_it_trains_with_the_users_code_on_whole_cpus(
-    project: Path, address: str, command: Callable[..., Finished]
+    project: Path, address: str, command: Callable[..., Finished], workers: list[str]
 ) -> None:
     done = command(
         "--config-dir",
         "configs",
         "experiment=mine",
         "tracking=none",
-        f"scaling.num_workers={CPUS}",
-        "+scaling.custom_resources.big_disk=0.5",
+        *workers,
         f"scaling.address={address}",
     )
     assert done.code == 0, done.stderr
-    assert f"resources {CPUS} workers × 1 CPU + 0.5 big_disk" in done.stdout
+    assert f"resources {CPUS} workers × 1 CPU" in done.stdout
+    assert (" + 0.5 big_disk" in done.stdout) == any("big_disk" in each for each in workers)
     (result,) = done.results()
     assert result["metrics"]["epoch"] == 2
     assert "built with width 4" in (result["folder"] / "logs" / "rank-2.log").read_text()

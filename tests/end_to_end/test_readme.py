@@ -1,4 +1,4 @@
-"""Every command of the README, run as it stands there."""
+"""Every command and program of the README, run as it stands there."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ COMMANDS = [
     for block in BLOCK.findall((PROJECT / "README.md").read_text())
     for line in block.splitlines()
 ]
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", (PROJECT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 TRAINED_ELSEWHERE = "python -m runner model=mlp scaling.num_workers=4"  # test_main_job.py runs just this
 RUNNER = [line for line in COMMANDS if line.startswith("python -m runner ") and line != TRAINED_ELSEWHERE]
 OTHER = [line for line in RUNNER if re.search(" --cfg| --help| prove | doctor ", line)]
@@ -97,6 +98,14 @@ def test_the_training_succeeds(line: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert door.run(shlex.split(line)[3:]) == 0
     assert results(tmp_path) == ["FINISHED"] * jobs_of(line)
+
+
+@pytest.mark.usefixtures("_warm_ray")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_program_runs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    exec(compile(program, "README.md", "exec"), {})
 
 
 @pytest.mark.parametrize("line", OTHER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 COLUMNS = ("train", "exception", "resume", "SIGKILL", "hash at 2 workers")
-EXECUTORS = ("horovod_trainer", "local")
+EXECUTORS = ("horovod_trainer", "ray_executor", "local")
 WORKERS = {"local": 1}  # of the others: 2
 NO_CELL = {
     ("local", "SIGKILL"): "its one process is the driver's: see rows 14 and 15",
