@@ -174,6 +174,7 @@ class ExecutorName(Enum):
 
     horovod_trainer = "horovod_trainer"
     local = "local"
+    train_v2 = "train_v2"
 
 
 @dataclass

@@ -84,7 +84,7 @@ def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) ->
         stopped = threading.Event()
         opening = background.submit(open_run, request, prepared.plan, screen.line, stopped)
         if uses_ray:
-            background.submit(ray_train.preload)
+            background.submit(ray_train.preload, choice.uses_train_v2(request.experiment))
         try:
             if uses_ray and prepared.address is None:
                 ray_cluster.start(
