@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.faults.command import Command
 from tests.faults.outcome import Outcome
 
 COLUMNS = ("train", "exception", "resume", "SIGKILL", "hash at 2 workers")
@@ -14,7 +16,8 @@ NO_CELL = {
     ("local", "SIGKILL"): "its one process is the driver's: see rows 14 and 15",
     ("local", "hash at 2 workers"): "one process; at one worker it is that of horovod_trainer",
 }
-EXECUTORS = ("horovod_trainer", "local")
+EXECUTORS = ("horovod_trainer", "local", "train_v2")
+OWN_PROCESS = ("train_v2",)  # of one process and the others: here Ray Train is V1
 IN_EVERY_TEST = ("local",)  # the default is in all tests; the others' cells are filled by make faults
 _cells: dict[tuple[str, str], str] = {}
 
@@ -43,12 +46,16 @@ def table(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def by(here: Run) -> Run:
+def by(here: Run, home: Path, command: Callable[..., Command]) -> Run:
     """by(executor, name, *overrides, verb=None) → the outcome of a run by it."""
 
     def run(executor: str, name: str, *overrides: str, verb: str | None = None) -> Outcome:
         chosen = (f"executor={executor}", f"scaling.num_workers={WORKERS.get(executor, 2)}")
         chosen += ("model.alone=true",) if executor == "local" else ()
+        if executor in OWN_PROCESS:
+            run_dir = home / "outputs" / "runs" / "faults" / f"{executor}-{name}"
+            begin = () if verb else (f"hydra.run.dir={run_dir}", *chosen)
+            return command(home, run_dir, *begin, *overrides, verb=verb).wait()
         return here(f"{executor}-{name}", *(() if verb else chosen), *overrides, verb=verb)
 
     return run
