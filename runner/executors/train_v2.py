@@ -7,6 +7,7 @@ it starts no faster. The number of workers is fixed for a run.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -42,16 +43,11 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
     from runner.executors.horovod_backend import HorovodConfig
     from runner.executors.v2_trainer import Trainer
 
-    experiment, splits = job.experiment, memory.splits
-    streamed: dict[str, Any] = {}
-    streams: list[str] = []
-    if experiment.dataset.ingest is Ingest.ray_data:
-        streamed = {
-            "datasets": ray_data.datasets(splits, job.plan, experiment.seed),
-            "dataset_config": ray_data.data_config(job.plan),
-        }
-        streams = ray_data.streams(splits)
-        memory = replace(memory, splits=ray_data.kept(splits))
+    experiment = job.experiment
+    shards: list[Mapping[str, Any]] = [{}] * job.plan.num_workers
+    if experiment.dataset.ingest is Ingest.ray_data:  # V2 knows no stream of one rank alone
+        shards, splits = ray_data.dealt(memory.splits, job.plan, experiment.seed)
+        memory = replace(memory, splits=splits)
     name = f"train-{uuid4().hex[:12]}"
     board = started(Board, name, job.plan.num_workers + SPARE_CALLS)
     driver = Driver(job, board, received, restarted)
@@ -66,7 +62,7 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
             "board": name,
             "job": ray.put(secrets.hide(job)),
             "memory": ray.put(memory),
-            "streams": streams,
+            "shards": ray.put(shards),
         },
         backend_config=HorovodConfig(**horovod_settings(experiment.horovod)),
         scaling_config=ScalingConfig(**settings),
@@ -79,7 +75,6 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
             "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0" if is_local else "1",
         },
         is_local=is_local,
-        **streamed,
     )
     try:
         trainer.fit()
@@ -159,5 +154,5 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     is_restart = ray.get(board.ask.remote(("joins", rank), ASK_SECONDS))
     if is_restart is None:
         raise TrainingError("the driver does not answer")
-    shards = {name: train.get_dataset_shard(name) for name in config["streams"]}
-    train_loop_per_worker(job, ray.get(config["memory"]), shards, connect, report, rank, is_restart)
+    memory, shards = ray.get([config["memory"], config["shards"]])
+    train_loop_per_worker(job, memory, shards[rank], connect, report, rank, is_restart)

@@ -54,10 +54,9 @@ class Trainer(DataParallelTrainer):
         return ray.get(controller.get_result.remote())
 
     def _create_default_callbacks(self) -> list[Any]:
-        """Without those that start an actor each: for datasets where there are none, and for what a killed controller leaves on a
-        cluster."""
-        spared = (PlacementGroupCleanerCallback,) if self._is_local else ()
-        spared += () if self.datasets else (DatasetsCallback,)
+        """Without those that start an actor each: for datasets, of which V2 is given none, and for what a killed controller leaves
+        on a cluster."""
+        spared = (DatasetsCallback, *([PlacementGroupCleanerCallback] if self._is_local else []))
         return [each for each in super()._create_default_callbacks() if not isinstance(each, spared)]
 
 
