@@ -175,6 +175,7 @@ class ExecutorName(Enum):
     horovod_trainer = "horovod_trainer"
     local = "local"
     ray_executor = "ray_executor"
+    train_v2 = "train_v2"
 
 
 @dataclass

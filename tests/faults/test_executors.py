@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.faults.cells import EXECUTORS, IN_EVERY_TEST, NO_CELL, WORKERS, filled
+from tests.faults.cells import EXECUTORS, IN_EVERY_TEST, NO_CELL, OWN_PROCESS, WORKERS, filled
+from tests.faults.command import Command
 from tests.faults.outcome import Outcome
 
 Run = Callable[..., Outcome]
@@ -19,12 +21,16 @@ def each(*executors: str) -> list[object]:
 
 
 @pytest.fixture
-def by(here: Run) -> Run:
+def by(here: Run, home: Path, command: Callable[..., Command]) -> Run:
     """by(executor, name, *overrides, verb=None) → the outcome of a run by it."""
 
     def run(executor: str, name: str, *overrides: str, verb: str | None = None) -> Outcome:
         chosen = (f"executor={executor}", f"scaling.num_workers={WORKERS.get(executor, 2)}")
         chosen += ("model.alone=true",) if executor == "local" else ()
+        if executor in OWN_PROCESS:
+            run_dir = home / "outputs" / "runs" / "faults" / f"{executor}-{name}"
+            begin = () if verb else (f"hydra.run.dir={run_dir}", *chosen)
+            return command(home, run_dir, *begin, *overrides, verb=verb).wait()
         return here(f"{executor}-{name}", *(() if verb else chosen), *overrides, verb=verb)
 
     return run
