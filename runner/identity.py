@@ -24,6 +24,8 @@ IMMATERIAL = (
     "search.",
     "sweep.",
     "scaling.placement_strategy",
+    "scaling.custom_resources",
+    "scaling.accelerator_type",
     "scaling.address",
     "dataset.loader_workers",
     "trainer.max_failures",

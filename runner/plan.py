@@ -205,6 +205,7 @@ class Plan:
         """One level of numbers and strings for a tracker."""
         plan = asdict(self)
         resources = plan.pop("resources")
+        del resources["custom"]
         for key in ("learning_rate", "goal", "drop_last", "schedule_offset"):  # the config says them
             del plan[key]
         return {

@@ -11,7 +11,7 @@ from runner import memory
 from runner.errors import PreflightError
 from runner.memory import Footprint, Needs
 from runner.plan import Plan
-from runner.resources import MIN_CPU_SHARE, Machine, ResourcePlan, workers_in_words
+from runner.resources import ACCELERATOR, MIN_CPU_SHARE, Machine, ResourcePlan, workers_in_words
 from runner.schema import Experiment
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -146,8 +146,29 @@ def check_resources(resources: ResourcePlan, machine: Machine) -> str:
     others = [f"scaling.resources_per_worker.CPU={share:g}"] if share >= MIN_CPU_SHARE else []
     others += ["dataset.ingest=tensors"] if resources.reserved_cpus else []
     _check("CPU", workers, resources.cpus_per_worker, available, cpus, others)
+    for name, each in resources.custom:
+        _check_custom(name, each, workers, machine)
     gpus = f" and {machine.gpus:g} GPUs" if machine.gpus else ""
     return f"{resources.line()}; {machine.name} has {machine.cpus:g} CPUs{gpus}"
+
+
+def _check_custom(name: str, each: float, workers: int, machine: Machine) -> None:
+    has = machine.custom.get(name, 0.0)
+    if workers * each <= has + 1e-9:
+        return
+    if name.startswith(ACCELERATOR):
+        found = [known.removeprefix(ACCELERATOR) for known in machine.custom if known.startswith(ACCELERATOR)]
+        kinds = ", ".join(sorted(found)) or "no GPU that Ray knows"
+        instead = min(found, default="null")
+        raise PreflightError(
+            f"scaling.accelerator_type={name.removeprefix(ACCELERATOR)}: {machine.name} has {kinds}; "
+            f"type scaling.accelerator_type={instead}"
+        )
+    raise PreflightError(
+        f"scaling.custom_resources.{name}={each:g}: {workers_in_words(workers)} × {each:g} {name} need "
+        f"{workers * each:g}, {machine.name} has {has:g}; type scaling.custom_resources.{name}=0, or start a cluster's nodes "
+        f"with ray start --resources='{{\"{name}\": …}}'"
+    )
 
 
 def _check(kind: str, workers: int, each: float, available: float, has: str, others: list[str]) -> None:

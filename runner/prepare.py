@@ -99,6 +99,8 @@ def find_resources(
     """The address of a Ray cluster, if one was joined, what there is to run on, and what of it the job gets."""
     experiment = request.experiment
     needs_ray = not experiment.dry_run and choice.uses_ray(experiment)
+    if needs_ray:
+        ray_cluster.use_train(choice.uses_train_v2(experiment), experiment.executor.name.value)
     address = ray_cluster.cluster_address(experiment.scaling.address) if needs_ray else None
     machine = known.once(
         "machine",

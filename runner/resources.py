@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from runner.schema import Experiment, Ingest
 
+ACCELERATOR, ACCELERATOR_SHARE = "accelerator_type:", 0.001  # of a node's own resource for what GPU it has
 MIN_CPU_SHARE = 0.1  # ten processes on a core is where sharing stops being of use
 
 
@@ -20,6 +23,12 @@ class Machine:
     is_cluster: bool = False
     memory: int | None = None  # bytes that are free on all nodes together; None: not asked yet
     gpu_memory: int | None = None  # bytes that are free on the fullest GPU; None: not known
+    custom: Mapping[str, float] = field(default_factory=dict)  # resources of a cluster besides CPUs and GPUs
+
+    def holds(self, wanted: Mapping[str, float]) -> bool:
+        """Whether all of it is there, by the names that Ray has."""
+        has = {"CPU": self.cpus, "GPU": self.gpus, **self.custom}
+        return all(amount <= has.get(kind, 0.0) + 1e-9 for kind, amount in wanted.items())
 
     @property
     def name(self) -> str:
@@ -32,15 +41,13 @@ class ResourcePlan:
     cpus_per_worker: float
     gpus_per_worker: float
     reserved_cpus: float = 0.0  # kept free for Ray Data's tasks
+    custom: tuple[tuple[str, float], ...] = ()  # name and amount of other resources, a worker
 
-    @property
-    def cpus(self) -> float:
-        """Of all workers, with those kept free."""
-        return self.num_workers * self.cpus_per_worker + self.reserved_cpus
-
-    @property
-    def gpus(self) -> float:
-        return self.num_workers * self.gpus_per_worker
+    def total(self) -> Counter[str]:
+        """Of all workers, with what is kept free, by the names that Ray has."""
+        each = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker, **dict(self.custom)}
+        total = Counter({kind: self.num_workers * amount for kind, amount in each.items() if amount})
+        return total + Counter({"CPU": self.reserved_cpus})
 
     @property
     def use_gpu(self) -> bool:
@@ -53,8 +60,9 @@ class ResourcePlan:
 
     def line(self) -> str:
         gpus = f" + {self.gpus_per_worker:g} GPU" if self.use_gpu else ""
+        custom = "".join(f" + {amount:g} {name}" for name, amount in self.custom)
         reserved = f", {self.reserved_cpus:g} CPU free for Ray Data" if self.reserved_cpus else ""
-        return f"{workers_in_words(self.num_workers)} × {self.cpus_per_worker:g} CPU{gpus}{reserved}"
+        return f"{workers_in_words(self.num_workers)} × {self.cpus_per_worker:g} CPU{gpus}{custom}{reserved}"
 
 
 def workers_in_words(number: int) -> str:
@@ -79,4 +87,7 @@ def plan_resources(experiment: Experiment, machine: Machine) -> ResourcePlan:
         # A machine is shared by fractions; a cluster (which may grow) gives whole CPUs.
         share = math.floor((machine.cpus - reserved) / workers * 100) / 100
         cpus = 1.0 if machine.is_cluster or share >= 1 else max(MIN_CPU_SHARE, share)
-    return ResourcePlan(workers, cpus, gpus, reserved)
+    custom = sorted((name, amount) for name, amount in scaling.custom_resources.items() if amount)
+    if scaling.accelerator_type is not None:  # as Ray's ScalingConfig(accelerator_type=…) asks for it
+        custom.append((ACCELERATOR + scaling.accelerator_type, ACCELERATOR_SHARE))
+    return ResourcePlan(workers, cpus, gpus, reserved, tuple(custom))

@@ -175,6 +175,7 @@ class ExecutorName(Enum):
     horovod_trainer = "horovod_trainer"
     local = "local"
     ray_executor = "ray_executor"
+    train_v2 = "train_v2"
 
 
 @dataclass
@@ -191,6 +192,8 @@ class Scaling:
     num_workers: int = 2
     use_gpu: bool | None = None  # null: where the machine and the Horovod build have them
     resources_per_worker: Resources = field(default_factory=Resources)
+    custom_resources: dict[str, float] = field(default_factory=dict)  # of a Ray cluster, a worker
+    accelerator_type: str | None = None  # a worker's GPU, as Ray calls it: A100
     placement_strategy: Placement = Placement.PACK
     address: str | None = None  # of a Ray cluster; null: RAY_ADDRESS, else a local Ray; "local": always
 

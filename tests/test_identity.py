@@ -27,7 +27,7 @@ SAME_RUN = keys("""
     search.method search.trials search.seed search.min_epochs search.reduction
     search.population search.perturb_every_epochs search.quantile search.resample
     sweep.isolation sweep.max_concurrent sweep.on_failure sweep.retry_failed sweep.cache sweep.dry_run sweep.models
-    scaling.placement_strategy scaling.address
+    scaling.placement_strategy scaling.address scaling.custom_resources scaling.accelerator_type
     dataset.loader_workers
     trainer.max_failures trainer.watchdog_seconds trainer.profile_steps
     checkpoint.enabled checkpoint.every_epochs checkpoint.every_steps checkpoint.every_minutes checkpoint.keep

@@ -132,6 +132,39 @@ def test_up_to_ten_workers_a_core_share_a_small_machine(workers):
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "has", "message"),
+    [
+        (
+            {"scaling.custom_resources": {"big_disk": 0.5}},
+            {},
+            (
+                "scaling.custom_resources.big_disk=0.5: 2 workers × 0.5 big_disk need 1, the cluster has 0; type "
+                "scaling.custom_resources.big_disk=0, or start a cluster's nodes with ray start --resources='{\"big_disk\": …}'"
+            ),
+        ),
+        (
+            {"scaling.accelerator_type": "A100"},
+            {"accelerator_type:V100": 1.0, "accelerator_type:T4": 2.0},
+            "scaling.accelerator_type=A100: the cluster has T4, V100; type scaling.accelerator_type=T4",
+        ),
+        (
+            {"scaling.accelerator_type": "A100"},
+            {},
+            "scaling.accelerator_type=A100: the cluster has no GPU that Ray knows; type scaling.accelerator_type=null",
+        ),
+    ],
+)
+def test_other_resources_of_a_cluster_are_there_or_refused(settings, has, message):
+    cluster = Machine(cpus=8, is_cluster=True, custom=has)
+    plan = plan_resources(make_experiment(settings), cluster)
+    with pytest.raises(PreflightError) as raised:
+        preflight.check_resources(plan, cluster)
+    assert str(raised.value) == message
+    enough = Machine(cpus=8, is_cluster=True, custom=dict(plan.total()))
+    assert preflight.check_resources(plan, enough).startswith("2 workers × 1 CPU + ")
+
+
 def test_rounding_of_shares_refuses_nothing_that_fits():
     assert 100 * 0.07 > 7
     preflight.check_resources(ResourcePlan(100, 0.07, 0.0), Machine(cpus=7))

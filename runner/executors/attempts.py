@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from runner.diagnosis import diagnose, tried_in_vain
+from runner.errors import RunnerError
 from runner.job import Job, Restarted
 
 
@@ -13,18 +14,36 @@ class EndedError(Exception):
     """The ranks are gone, or must be, with how Ray or a rank tells it."""
 
 
+class Attempts:
+    """How many restarts there were, and whether there is to be another."""
+
+    def __init__(self, job: Job, restarted: Restarted) -> None:
+        self._job, self._restarted = job, restarted
+        self.count, self._since = 0, time.time()
+
+    def failed(self, account: str) -> RunnerError | None:
+        """The root cause, where it is final or was one too many; None after telling that there will be another attempt.
+
+        `account` is what Ray or a rank says of the end of this one.
+        """
+        most = self._job.experiment.trainer.max_failures
+        found = diagnose(self._job.run_dir, self._job.plan.num_workers, self._since, account)
+        if found.is_final or self.count == most:
+            return tried_in_vain(found, self.count, most)
+        self.count += 1
+        self._restarted(self.count, str(found.error))
+        self._since = time.time()
+        return None
+
+
 def persistently(job: Job, train: Callable[[bool], None], restarted: Restarted) -> None:
     """Call `train`, with whether it is a restart, until it raises no EndedError, `trainer.max_failures` times more at most.
     Raises TrainingError with the root cause."""
-    most, count = job.experiment.trainer.max_failures, 0
+    attempts = Attempts(job, restarted)
     while True:
-        since = time.time()
         try:
-            train(count > 0)
+            train(attempts.count > 0)
             return
         except EndedError as account:
-            found = diagnose(job.run_dir, job.plan.num_workers, since, str(account))
-            if found.is_final or count == most:
-                raise tried_in_vain(found, count, most) from account
-        count += 1
-        restarted(count, str(found.error))
+            if (cause := attempts.failed(str(account))) is not None:
+                raise cause from account

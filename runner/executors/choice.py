@@ -17,10 +17,19 @@ if TYPE_CHECKING:
 
 DEFAULT = ExecutorName.horovod_trainer
 WITHOUT_RAY = {ExecutorName.local}
+ON_TRAIN_V2 = {ExecutorName.train_v2}
 
 
 def uses_ray(experiment: Experiment) -> bool:
     return experiment.executor.name not in WITHOUT_RAY
+
+
+def uses_ray_train(experiment: Experiment) -> bool:
+    return experiment.executor.name in {DEFAULT, *ON_TRAIN_V2}
+
+
+def uses_train_v2(experiment: Experiment) -> bool:
+    return experiment.executor.name in ON_TRAIN_V2
 
 
 def is_alone(experiment: Experiment) -> bool:

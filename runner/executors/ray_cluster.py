@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from runner.errors import LaunchError, PreflightError, first_line
+from runner.errors import LaunchError, PreflightError, first_line, refuse
 from runner.executors import ray_node
 from runner.executors.warden import end_with_driver
 from runner.reach import unreachable
@@ -20,7 +20,7 @@ from runner.resources import Machine
 
 # Read by Ray when it is imported or started, so they are set before either, and travel in the runtime_env.
 ENVIRONMENT = {
-    "RAY_TRAIN_V2_ENABLED": "0",  # HorovodTrainer exists in Train V1 only
+    "RAY_TRAIN_V2_ENABLED": "0",  # HorovodTrainer exists in Train V1 only; see use_train
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -32,6 +32,12 @@ ENVIRONMENT = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "KINETO_LOG_LEVEL": "5",  # torch.profiler prints what is no error
+    # Of Train V2: its looks at the workers, its loggers (print() would go to one of them), its metrics.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 PROJECT = Path(__file__).resolve().parents[2]
 NOT_SHIPPED = ("outputs", "__pycache__", "node_modules", "venv")
@@ -41,6 +47,21 @@ def cluster_address(configured: str | None) -> str | None:
     """The cluster to join, or None for a Ray of our own on this machine."""
     address = configured or os.environ.get("RAY_ADDRESS")
     return None if address in (None, "", "local") else address
+
+
+def use_train(is_v2: bool, executor: str) -> None:
+    """Which Ray Train this process and all of Ray's have, before it is imported and Ray started. Raises ConfigError where it is
+    the other one already."""
+    imported = sys.modules.get("ray.train")
+    if imported is not None and hasattr(imported, "UserCallback") != is_v2:  # which V2 alone has
+        used = "V1" if is_v2 else "V2"
+        raise refuse(
+            "executor",
+            executor,
+            f"this process has used Ray Train {used}, and has one version of it",
+            "the same in a new process",
+        )
+    ENVIRONMENT["RAY_TRAIN_V2_ENABLED"] = str(int(is_v2))
 
 
 def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbose: bool) -> None:
@@ -164,10 +185,9 @@ def cluster_machine(horovod_gpu: bool) -> Machine:
     from ray._private.state import state
 
     total, limit = ray.cluster_resources(), state.get_max_resources_from_cluster_config() or {}
-    total = {kind: max(total.get(kind, 0), limit.get(kind, 0)) for kind in ("CPU", "GPU")}
-    return Machine(
-        cpus=total.get("CPU", 0), gpus=total.get("GPU", 0), horovod_gpu=horovod_gpu, is_cluster=True
-    )
+    total = {kind: max(total.get(kind, 0), limit.get(kind, 0)) for kind in ("CPU", "GPU", *total, *limit)}
+    cpus, gpus = total.pop("CPU"), total.pop("GPU")
+    return Machine(cpus=cpus, gpus=gpus, horovod_gpu=horovod_gpu, is_cluster=True, custom=total)
 
 
 def _token_file() -> Path:

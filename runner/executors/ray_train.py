@@ -10,10 +10,13 @@ from runner.resources import ResourcePlan
 from runner.schema import Horovod, Placement
 
 
-def preload() -> None:
+def preload(is_v2: bool = False) -> None:
     """Import what a fit() needs (about 1 s), while Ray is being started."""
     os.environ.update(ray_cluster.ENVIRONMENT)
-    from ray.train.horovod import HorovodTrainer  # noqa: F401
+    if is_v2:
+        from runner.executors import horovod_backend, v2_trainer  # noqa: F401
+    else:
+        from ray.train.horovod import HorovodTrainer  # noqa: F401
 
 
 def trainer_class(is_local: bool) -> Any:
@@ -32,6 +35,7 @@ def scaling(resources: ResourcePlan, placement: Placement) -> dict[str, Any]:
     each = {"CPU": resources.cpus_per_worker}
     if resources.gpus_per_worker:
         each["GPU"] = resources.gpus_per_worker
+    each |= dict(resources.custom)
     return {
         "num_workers": resources.num_workers,
         "use_gpu": resources.use_gpu,
@@ -45,13 +49,18 @@ def horovod_config(horovod: Horovod) -> Any:
     """Ray's HorovodConfig from conf/horovod."""
     from ray.train.horovod import HorovodConfig
 
-    return HorovodConfig(
-        nics=set(horovod.nics) if horovod.nics else None,
-        verbose=horovod.verbose,
-        key=horovod.key,
-        ssh_port=horovod.ssh_port,
-        ssh_identity_file=horovod.ssh_identity_file,
-        ssh_str=horovod.ssh_str,
-        timeout_s=horovod.timeout_s,
-        placement_group_timeout_s=horovod.placement_group_timeout_s,
-    )
+    return HorovodConfig(**horovod_settings(horovod))
+
+
+def horovod_settings(horovod: Horovod) -> dict[str, Any]:
+    """The arguments of a HorovodConfig."""
+    return {
+        "nics": set(horovod.nics) if horovod.nics else None,
+        "verbose": horovod.verbose,
+        "key": horovod.key,
+        "ssh_port": horovod.ssh_port,
+        "ssh_identity_file": horovod.ssh_identity_file,
+        "ssh_str": horovod.ssh_str,
+        "timeout_s": horovod.timeout_s,
+        "placement_group_timeout_s": horovod.placement_group_timeout_s,
+    }

@@ -111,9 +111,10 @@ class Pool:
 
     def room(self, resources: ResourcePlan) -> int:
         """How many sessions of jobs like this one may be there at a time."""
-        shares = ((self._machine.cpus, resources.cpus), (self._machine.gpus, resources.gpus))
-        fit = [has // needs for has, needs in shares if needs]
-        return max(1, min([int(each) for each in fit] + ([self.at_most] if self.at_most else [])))
+        count, wanted = 1, resources.total()
+        while self._machine.holds(wanted + resources.total()) and count != self.at_most:
+            count, wanted = count + 1, wanted + resources.total()
+        return count
 
     def release(self, session: Session) -> None:
         """A session for others, or gone."""
@@ -160,9 +161,8 @@ class Pool:
             return True
         if self.at_most is not None and len(self._sessions) >= self.at_most:
             return False
-        plans = [*(session.kind.resources for session in self._sessions), wanted]
-        cpus, gpus = sum(each.cpus for each in plans), sum(each.gpus for each in plans)
-        return cpus <= self._machine.cpus and gpus <= self._machine.gpus
+        held = (session.kind.resources.total() for session in self._sessions)
+        return self._machine.holds(sum(held, wanted.total()))
 
     def share(self, memory: Memory, data: Data) -> Any:
         """A reference to the memory; the jobs of a sweep mostly have the same data, which is then there once."""

@@ -83,8 +83,8 @@ def start(request: Request, prepared: Prepared, screen: Screen, clock: Clock) ->
         background = ThreadPoolExecutor(2)
         stopped = threading.Event()
         opening = background.submit(open_run, request, prepared.plan, screen.line, stopped)
-        if request.experiment.executor.name is choice.DEFAULT:
-            background.submit(ray_train.preload)
+        if choice.uses_ray_train(request.experiment):
+            background.submit(ray_train.preload, choice.uses_train_v2(request.experiment))
         try:
             if uses_ray and prepared.address is None:
                 ray_cluster.start(

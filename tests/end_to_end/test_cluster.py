@@ -34,6 +34,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"--num-cpus={CPUS}",
         "--include-dashboard=false",
         "--disable-usage-stats",
+        '--resources={"big_disk": 2}',
         "--block",
     ]
     elsewhere = tmp_path_factory.mktemp("head")
@@ -71,7 +72,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.parametrize(
     "workers",
     [
-        [f"scaling.num_workers={CPUS}"],
+        [f"scaling.num_workers={CPUS}", "+scaling.custom_resources.big_disk=0.5"],
         ["executor=ray_executor", "executor.num_hosts=1", f"executor.num_workers_per_host={CPUS}"],
     ],
     ids=["horovod_trainer", "ray_executor"],
@@ -89,9 +90,32 @@ def test_it_trains_with_the_users_code_on_whole_cpus(
     )
     assert done.code == 0, done.stderr
     assert f"resources {CPUS} workers × 1 CPU" in done.stdout
+    assert (" + 0.5 big_disk" in done.stdout) == any("big_disk" in each for each in workers)
     (result,) = done.results()
     assert result["metrics"]["epoch"] == 2
     assert "built with width 4" in (result["folder"] / "logs" / "rank-2.log").read_text()
+
+
+def test_a_sweep_s_sessions_are_on_the_cluster_side_by_side(
+    project: Path, address: str, command: Callable[..., Finished]
+) -> None:
+    done = command(
+        "--multirun",
+        "--config-dir",
+        "configs",
+        "experiment=mine",
+        "scaling.num_workers=1",
+        "model.width=4,5,6,7",
+        "+scaling.custom_resources.big_disk=1",  # of which there are two
+        f"scaling.address={address}",
+    )
+    assert done.code == 0, done.stderr
+    assert "4 jobs: 4 finished" in done.stdout
+    folders = [result["folder"] for result in done.results()]
+    assert sorted((each / "logs" / "rank-0.log").read_text().splitlines()[0] for each in folders) == [
+        f"built with width {width}" for width in (4, 5, 6, 7)
+    ]
+    assert len(list(folders[0].parent.glob("ray/session-*"))) == 2
 
 
 def test_more_than_the_cluster_has_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from runner.errors import LaunchError, PreflightError, TrainingError
@@ -108,3 +109,11 @@ def test_a_group_that_is_not_deterministic_takes_no_deterministic_job(
     monkeypatch.setattr(workers, "_deterministic", False)
     with pytest.raises(LaunchError, match="this job has others"):
         warm.train(workers, prepared, tmp_path / "refused")
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_local_ray_has_no_process_that_nobody_uses() -> None:
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert any("/raylet " in command for command in commands)
+    for unused in ("dashboard.py", "/monitor.py", "log_monitor.py"):
+        assert not any(unused in command for command in commands)

@@ -14,6 +14,7 @@ import pytest
 from runner import __main__ as door
 from runner.errors import RunnerError
 from runner.report.console import Screen
+from tests.faults import cells
 from tests.faults.command import Command
 from tests.faults.outcome import Outcome
 from tests.faults.processes import gone
@@ -114,3 +115,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if table:
         terminalreporter.section("faults: what must hold, and what was measured")
         terminalreporter.write_line("\n".join(table))
+    if executors := cells.lines():
+        terminalreporter.section("executors: what was run with each")
+        terminalreporter.write_line("\n".join(executors))

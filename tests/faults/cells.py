@@ -1,0 +1,26 @@
+"""The table of executors: what was run with each, and where that cannot be."""
+
+from __future__ import annotations
+
+COLUMNS = ("train", "exception", "resume", "SIGKILL", "hash at 2 workers")
+EXECUTORS = ("horovod_trainer", "ray_executor", "train_v2", "local")
+OWN_PROCESS = ("train_v2",)  # of one process and the others: in the tests' Ray Train is V1
+WORKERS = {"local": 1}  # of the others: 2
+NO_CELL = {
+    ("local", "SIGKILL"): "its one process is the driver's: see rows 14 and 15",
+    ("local", "hash at 2 workers"): "one process; at one worker it is that of horovod_trainer",
+}
+IN_EVERY_TEST = ("local",)  # the default is in all tests; the others' cells are filled by make faults
+filled: dict[tuple[str, str], str] = {}
+
+
+def lines() -> list[str]:
+    """One an executor, as far as its cells were filled."""
+    if not filled:
+        return []
+    rows = [["executor", *COLUMNS]]
+    for executor in EXECUTORS:
+        cells = [filled.get((executor, column)) or NO_CELL.get((executor, column), "–") for column in COLUMNS]
+        rows.append([executor, *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
