@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from runner.schema import Experiment, Ingest
 
@@ -20,10 +21,21 @@ class Machine:
     is_cluster: bool = False
     memory: int | None = None  # bytes that are free on all nodes together; None: not asked yet
     gpu_memory: int | None = None  # bytes that are free on the fullest GPU; None: not known
+    hosts: int = 1  # of horovodrun, taken to be alike
 
     @property
     def name(self) -> str:
+        if self.hosts > 1:
+            return f"{self.hosts} hosts like this one"
         return "the cluster" if self.is_cluster else "this machine"
+
+    def times(self, hosts: int, free: Callable[[], int]) -> Machine:
+        """So many like it; `free` says how many bytes of its memory are free."""
+        if hosts == 1:
+            return self
+        return replace(
+            self, hosts=hosts, cpus=hosts * self.cpus, gpus=hosts * self.gpus, memory=hosts * free()
+        )
 
 
 @dataclass(frozen=True)

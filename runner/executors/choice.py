@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from runner.errors import refuse
+from runner.executors.launched import launched
 from runner.schema import ExecutorName, Experiment, Ingest
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     Run = Callable[[Job, Memory, Received, Restarted], None]
 
 DEFAULT = ExecutorName.horovod_trainer
-WITHOUT_RAY = {ExecutorName.local}
+WITHOUT_RAY = {ExecutorName.horovodrun, ExecutorName.local}
 
 
 def uses_ray(experiment: Experiment) -> bool:
@@ -33,6 +34,19 @@ def run_of(experiment: Experiment) -> Run:
     return run
 
 
+def check_launch(experiment: Experiment, resumes: bool) -> None:
+    """Raises ConfigError: the ranks of horovodrun are started by the user."""
+    if (
+        experiment.executor.name is not ExecutorName.horovodrun
+        or experiment.dry_run
+        or launched() is not None
+    ):
+        return
+    started = f"horovodrun -np {experiment.scaling.num_workers} python -m runner"
+    instead = f"{started} resume …, or executor.name={DEFAULT.value}" if resumes else f"{started} …"
+    raise refuse("executor", experiment.executor.name.value, "horovodrun has not started this", instead)
+
+
 def check(experiment: Experiment) -> None:
     """Raises ConfigError for what the executor cannot do."""
     name, workers = experiment.executor.name.value, experiment.scaling.num_workers
@@ -42,7 +56,8 @@ def check(experiment: Experiment) -> None:
         )
     if experiment.dataset.ingest is Ingest.ray_data and not uses_ray(experiment):
         ingest = experiment.dataset.ingest.value
-        raise refuse("dataset.ingest", ingest, f"executor={name} starts no Ray", f"executor={DEFAULT.value}")
+        instead = "dataset.ingest=dataloader" if launched() else f"executor={DEFAULT.value}"
+        raise refuse("dataset.ingest", ingest, f"executor={name} starts no Ray", instead)
 
 
 def check_in_sweep(experiment: Experiment) -> None:
