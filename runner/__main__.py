@@ -59,6 +59,7 @@ def command_of(launch: Launch) -> int:
     if launch.unknown is not None:
         return command() if launch.rank == 0 else 0
     if launch.rank:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # horovodrun's, where rank 0 has refused
         from runner.executors.horovodrun import follow
 
         return follow(launch)

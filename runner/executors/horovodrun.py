@@ -21,7 +21,7 @@ from multiprocessing.connection import Client
 from pathlib import Path
 
 from runner import interrupts
-from runner.communicator import HorovodCommunicator, LostPeerError
+from runner.communicator import HorovodCommunicator, LostPeerError, lost_peer
 from runner.diagnosis import diagnose, error_path, record_error
 from runner.errors import LaunchError
 from runner.executors.launched import Launch
@@ -57,7 +57,7 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
         interrupts.ending()
         if isinstance(error, LaunchError):
             raise
-        _keep_trace(job.run_dir)
+        _keep_trace(job.run_dir, error)
         _disconnect()
         others.until(lambda: others.all_said(ENDED, GONE), RECORD_SECONDS)
         others.keep_records(job.run_dir)
@@ -119,9 +119,11 @@ def _disconnect() -> None:
     closing.join(RECORD_SECONDS)
 
 
-def _keep_trace(run_dir: Path) -> None:
+def _keep_trace(run_dir: Path, error: BaseException) -> None:
     """Of rank 0, whose output is the driver's: in its log all the same, and not on the screen."""
     path = log_path(run_dir, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
+    lost = lost_peer(error)
+    trace = f"rank 0: {lost}\n" if isinstance(lost, LostPeerError) else traceback.format_exc()
     with path.open("a") as log:
-        log.write(mask(f"{ASIDE}\n{traceback.format_exc()}{END}\n"))
+        log.write(mask(f"{ASIDE}\n{trace}{END}\n"))
