@@ -46,17 +46,19 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
     try:
         others.hand(job, memory)
         train_loop_per_worker(job, memory, {}, partial(_connect, job), received, 0, is_captured=False)
-        others.until(lambda: not others.failed() and others.all_said(ENDED), END_SECONDS)
+        others.until(lambda: others.failed() or others.all_said(ENDED), END_SECONDS)
         if others.failed():
             raise LostPeerError("another rank failed at the end")
+    except LaunchError:
+        raise
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt):
-            if not others.until(others.failed, LOST_SECONDS):
-                raise  # it is the user's; else horovodrun's, which ends all ranks where one is gone
-            record_error(job.run_dir, 0, LostPeerError("horovodrun ended it: another rank is gone"))
+        if isinstance(error, KeyboardInterrupt) and not (
+            _stood_still(job.run_dir, since) or others.until(others.failed, LOST_SECONDS)
+        ):
+            raise  # the user's; else the watchdog's, or horovodrun's, which ends all ranks where one is gone
         interrupts.ending()
-        if isinstance(error, LaunchError):
-            raise
+        if isinstance(error, KeyboardInterrupt | LostPeerError):
+            record_error(job.run_dir, 0, LostPeerError("another rank is gone, or stands still"))
         _keep_trace(job.run_dir, error)
         _disconnect()
         others.until(lambda: others.all_said(ENDED, GONE), RECORD_SECONDS)
@@ -67,8 +69,8 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
 
 
 def follow(launch: Launch) -> int:
-    """On every other rank: train what rank 0 hands out until it ends, and print nothing. Returns the exit code; that of the
-    launch is rank 0's."""
+    """On every other rank: train what rank 0 hands out, print nothing, and end with it. Returns the exit code, where there was no
+    rank 0 any more: that of the launch is its own."""
     with captured(Path(os.devnull)):
         given = find()
         if given is None:  # rank 0 has ended meanwhile
@@ -85,24 +87,25 @@ def follow(launch: Launch) -> int:
         threading.Thread(target=receive, args=(connection, inbox), daemon=True).start()
         import horovod.torch  # noqa: F401 (takes its time while rank 0 prepares)
 
-        while True:
-            state = ProcessState()
-            job: Job = unpacked(inbox.get())
-            enter(job)
+        job: Job = unpacked(inbox.get())
+        enter(job)
+        path, record = error_path(job.run_dir, launch.rank), None
+        path.unlink(missing_ok=True)  # of an earlier attempt
+        try:
             memory: Memory = unpacked(inbox.get())
             connection.send((READY, None))
             inbox.get()
-            record = None
-            try:
-                connect = partial(_connect, job)
-                train_loop_per_worker(job, memory, {}, connect, lambda values: None, launch.rank)
-            except Exception:  # noqa: BLE001 (recorded, and told)
-                record = error_path(job.run_dir, launch.rank).read_text()
-                connection.send((ENDED, record))
-                _disconnect()
-            else:
-                connection.send((ENDED, None))
-            state.restore(job.experiment.trainer.compile)
+            connect = partial(_connect, job)
+            train_loop_per_worker(job, memory, {}, connect, lambda values: None, launch.rank)
+        except Exception as error:  # noqa: BLE001 (recorded, and told)
+            if not path.exists():  # as a training does by itself
+                record_error(job.run_dir, launch.rank, error)
+            record = path.read_text()
+        connection.send((ENDED, record))
+        if record is not None:
+            _disconnect()
+        while True:
+            inbox.get()
 
 
 def _connect(job: Job) -> HorovodCommunicator:
@@ -117,6 +120,12 @@ def _disconnect() -> None:
     closing = threading.Thread(target=hvd.shutdown, daemon=True)
     closing.start()
     closing.join(RECORD_SECONDS)
+
+
+def _stood_still(run_dir: Path, since: float) -> bool:
+    """Whether the watchdog has given rank 0 up."""
+    record = run_dir / "stalls" / "rank-0.json"
+    return record.exists() and record.stat().st_mtime >= since
 
 
 def _keep_trace(run_dir: Path, error: BaseException) -> None:

@@ -17,6 +17,7 @@ RANK, SIZE, HOSTS, IS_ELASTIC = "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_CROSS_S
 STORE = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")  # the launcher's, of keys and values
 OF_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")  # what mpirun sets
 VERBS = ("train", "resume")
+SEVERAL = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ def told(launch: Launch, verb: str, arguments: Sequence[str]) -> list[str]:
         )
     if verb not in VERBS:
         raise ConfigError(f"{verb}: horovodrun is for {' and '.join(VERBS)}; type python -m runner {verb} …")
+    for argument in arguments:
+        if argument in SEVERAL:
+            instead = "python -m runner --multirun …, without horovodrun"
+            raise ConfigError(f"{argument}: horovodrun trains one job a launch; type {instead}")
     workers = str(launch.size)
     for argument in arguments:
         key, _, value = argument.lstrip("+").partition("=")

@@ -32,6 +32,7 @@ class Others:
         self._connections: dict[int, Connection] = {}
         self._said: dict[int, str] = {}
         self._records: dict[int, str] = {}  # how they failed, as errors/rank-N.json
+        self._has_handed = False
         self._changed = threading.Condition()
         self._count = launch.size - 1
         if self._count:
@@ -41,12 +42,13 @@ class Others:
             threading.Thread(target=self._accept, daemon=True).start()
 
     def hand(self, job: Job, memory: Memory) -> None:
-        """Give all of them the job, and return when all can begin. Raises LaunchError."""
+        """Give all of them the job, and return when all can begin. Raises LostPeerError where one failed, LaunchError where one is
+        not there in time; also for a second job, because Horovod 0.28 crashes when a process connects again."""
+        if self._has_handed:
+            raise LaunchError("horovodrun trains one job a launch; type executor=horovod_trainer for several")
+        self._has_handed = True
         seconds = job.experiment.horovod.timeout_s
         self._wait(lambda: len(self._connections) == self._count, "did not connect", seconds)
-        with self._changed:
-            self._said.clear()
-            self._records.clear()
         parts = [packed(job), packed(memory)]  # apart: the second may be of modules that the first tells of
         for _, connection in sorted(self._connections.items()):
             for part in parts:
@@ -56,12 +58,14 @@ class Others:
             send(connection, packed("go"))
 
     def _wait(self, holds: Callable[[], bool], what: str, seconds: float) -> None:
-        if (
-            not self.until(lambda: holds() or GONE in self._said.values(), seconds)
-            or GONE in self._said.values()
-        ):
-            late = [rank for rank in range(1, self._count + 1) if self._said.get(rank) != READY]
-            raise LaunchError(f"rank {late[0]} {what} (horovod.timeout_s={seconds:g})")
+        self.until(lambda: holds() or self.failed(), seconds)
+        if self.failed():
+            from runner.communicator import LostPeerError  # imports torch, which a refusal can do without
+
+            raise LostPeerError("another rank failed before the training began")
+        if not holds():
+            late = min(rank for rank in range(1, self._count + 1) if rank not in self._said)
+            raise LaunchError(f"rank {late} {what} within {seconds:g} s (horovod.timeout_s)")
 
     def until(self, holds: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
