@@ -58,6 +58,9 @@ def command_of(launch: Launch) -> int:
     """Of several processes with this command line rank 0 is the driver; the others train with it, or do nothing."""
     if launch.unknown is not None:
         return command() if launch.rank == 0 else 0
+    from runner.executors.apart import go_on_below
+
+    go_on_below()
     if launch.rank:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # horovodrun's, where rank 0 has refused
         from runner.executors.horovodrun import follow
