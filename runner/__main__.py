@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner import config, interrupts, secrets
 from runner.errors import ConfigError, RunnerError, nearest, refuse
 from runner.executors import ray_cluster
+from runner.executors.launched import Launch, launched, told
 from runner.report.console import Screen, error_line
 from runner.request import Request
 from runner.reword import EXPECTED, flags_and_overrides, reword
@@ -43,13 +44,32 @@ PRINTING = ("--cfg", "-c", "--info", "-i")  # flags with which Hydra prints the 
 def main() -> None:
     """Run the command line and exit with 0, 1 (failed), 2 (refused), 130 or 143 (interrupted)."""
     secrets.mask_output()
-    code = command()
+    launch = launched()
+    code = command() if launch is None else command_of(launch)
     # Not sys.exit: Python would look through all of torch and Ray for garbage, which takes seconds, and a library whose
     # threads are still there (Arrow's) may abort the process, with another code.
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def command_of(launch: Launch) -> int:
+    """Of several processes with this command line rank 0 is the driver; the others train with it, or do nothing."""
+    if launch.unknown is not None:
+        return command() if launch.rank == 0 else 0
+    from runner.executors.apart import go_on_below
+
+    go_on_below()
+    if launch.rank:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # horovodrun's, where rank 0 has refused
+        from runner.executors.horovodrun import follow
+
+        return follow(launch)
+    from runner.executors.other_ranks import lead
+
+    lead(launch)
+    return command()
 
 
 def command() -> int:
@@ -79,6 +99,8 @@ def run(arguments: list[str]) -> int:
             close = nearest(verb, VERBS)
             known = f"verbs are {', '.join(VERBS)}, overrides are key=value"
             raise ConfigError(f"{verb}: no such verb; {known}" + (f"; type {close}" if close else ""))
+    if (launch := launched()) is not None:
+        arguments = told(launch, verb, arguments)
     roots = import_roots(arguments)
     sys.path[:] = [*roots, *(path for path in sys.path if path not in ("", *roots))]
     config.register_schema()

@@ -182,7 +182,8 @@ def _died(
         how = "ended without a Python error (killed, out of memory or os._exit) or stopped answering"
     rank = dead[0] if len(dead) == 1 else None
     log = _short(log_path(run_dir, dead[0])) if rank is not None else _short(run_dir / "logs")
-    error = TrainingError(f"{_ranks(dead)} {how} (log in {log}; verbose=true shows Ray's account)")
+    more = "; verbose=true shows Ray's account" if ray else ""
+    error = TrainingError(f"{_ranks(dead)} {how} (log in {log}{more})")
     return Diagnosis(error, False, rank)
 
 

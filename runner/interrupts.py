@@ -22,6 +22,11 @@ def install() -> None:
         signal.signal(number, _interrupt)
 
 
+def is_installed() -> bool:
+    """Whether this process is a command's, which ends a run on a signal; a rank that a launcher can kill is not."""
+    return signal.getsignal(signal.SIGALRM) is _interrupt
+
+
 def ending() -> None:
     """Call it where an interruption has arrived: the run is being ended now."""
     global _ending_since

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.plan import Plan
-from runner.schema import Experiment
+from runner.schema import ExecutorName, Experiment
 
 MB, GB = 10**6, 10**9
 # Measured (proportional set sizes): torch, Ray and Horovod in a worker; MLflow beside them in rank 0; a local Ray's processes.
@@ -57,13 +57,15 @@ def device_needs(experiment: Experiment, plan: Plan, model: Footprint) -> Needs:
 
 def machine_needs(experiment: Experiment, plan: Plan, model: Footprint, data: int) -> Needs:
     """Of all workers on one machine, with a local Ray, `data` bytes of arrays in its shared memory and rank 0's copy of a
-    checkpoint that is being written."""
+    checkpoint that is being written. Without Ray each worker has the arrays."""
     copied = 2 * checkpoint_bytes(experiment, model) if experiment.checkpoint.enabled else 0
-    shared, workers = RAY + RANK_0 + copied + data, plan.num_workers
+    shared, each, workers = RAY + RANK_0 + copied + data, WORKER, plan.num_workers
+    if experiment.executor.name is ExecutorName.horovodrun:
+        shared, each = RANK_0 + copied, WORKER + data
     if plan.resources.use_gpu:
-        return Needs(shared, WORKER, 0, 0, workers)
+        return Needs(shared, each, 0, 0, workers)
     device = device_needs(experiment, plan, model)
-    return Needs(shared, WORKER + device.fixed, device.row, device.rows, workers)
+    return Needs(shared, each + device.fixed, device.row, device.rows, workers)
 
 
 def fitting(needs: Needs, data: int, free: int) -> int:

@@ -14,6 +14,7 @@ from runner import build, config, going_on, preflight
 from runner.checks import Checks
 from runner.errors import ConfigError, nearest, refuse
 from runner.executors import choice, nodes, ray_cluster
+from runner.executors.launched import launched
 from runner.known import Known
 from runner.plan import Plan, Position, make_plan
 from runner.rank_log import captured
@@ -46,6 +47,7 @@ class Prepared:
 def prepare(request: Request, checks: Checks | None = None, known: Known | None = None) -> Prepared:
     """Raises ConfigError or PreflightError with what to type instead. `known`: of jobs that were prepared before."""
     experiment = request.experiment
+    choice.check_launch(experiment, request.resumes is not None)
     checks = checks or Checks(experiment.skip_checks)
     known = known or Known()
     if request.resumes is None and any((request.run_dir / name).exists() for name in (RUN, RESULT)):
@@ -245,7 +247,9 @@ def check_monitor(experiment: Experiment) -> None:
 def find_machine(experiment: Experiment, address: str | None, import_roots: tuple[str, ...]) -> Machine:
     """This machine, or the cluster at `address`, which is joined and whose nodes are checked."""
     if address is None:
-        return preflight.this_machine(experiment.scaling.use_gpu)
+        machine = preflight.this_machine(experiment.scaling.use_gpu)
+        launch = launched()
+        return machine.times(launch.hosts, preflight.free_bytes) if launch else machine
     ray_cluster.start(address, 0, import_roots, experiment.verbose)
     free = sum(nodes.on_nodes(preflight.free_bytes).values())
     return replace(ray_cluster.cluster_machine(preflight.horovod_has_nccl()), memory=free)

@@ -12,6 +12,7 @@ from typing import Any
 
 from runner import config, provenance
 from runner.errors import ConfigError, RunnerError, first_line
+from runner.executors.launched import launched
 from runner.plan import Plan
 from runner.report.console import error_line, relative
 from runner.request import Request
@@ -143,7 +144,9 @@ def deliver_earlier(outputs: Path, say: Callable[[str], None]) -> None:
 
 def how_to_go_on(run_id: str | None, run_dir: Path) -> str:
     which = f"run_id={run_id}" if run_id else f"run_dir={relative(run_dir)}"
-    return f"go on with: python -m runner resume {which}"
+    launch = launched()
+    launcher = f"horovodrun -np {launch.size} " if launch else ""
+    return f"go on with: {launcher}python -m runner resume {which}"
 
 
 def describe_run(record: RunRecord, request: Request, plan: Plan) -> None:

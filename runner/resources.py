@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from runner.schema import Experiment, Ingest
 
@@ -24,6 +24,7 @@ class Machine:
     memory: int | None = None  # bytes that are free on all nodes together; None: not asked yet
     gpu_memory: int | None = None  # bytes that are free on the fullest GPU; None: not known
     custom: Mapping[str, float] = field(default_factory=dict)  # resources of a cluster besides CPUs and GPUs
+    hosts: int = 1  # of horovodrun, taken to be alike
 
     def holds(self, wanted: Mapping[str, float]) -> bool:
         """Whether all of it is there, by the names that Ray has."""
@@ -32,7 +33,17 @@ class Machine:
 
     @property
     def name(self) -> str:
+        if self.hosts > 1:
+            return f"{self.hosts} hosts like this one"
         return "the cluster" if self.is_cluster else "this machine"
+
+    def times(self, hosts: int, free: Callable[[], int]) -> Machine:
+        """So many like it; `free` says how many bytes of its memory are free."""
+        if hosts == 1:
+            return self
+        return replace(
+            self, hosts=hosts, cpus=hosts * self.cpus, gpus=hosts * self.gpus, memory=hosts * free()
+        )
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,7 @@ class ExecutorName(Enum):
     """How the workers are started; the modules of executors/ have these names."""
 
     horovod_trainer = "horovod_trainer"
+    horovodrun = "horovodrun"
     local = "local"
     ray_executor = "ray_executor"
     train_v2 = "train_v2"

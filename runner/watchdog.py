@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from runner import stacks
+from runner import interrupts, stacks
 from runner.json_file import write_json
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
@@ -36,6 +36,9 @@ LONGEST_POLL = 0.5  # s
 # Between the record and the end. Ranks that wait stay longer: the rank they wait for speaks first.
 GRACE = 1.5  # s
 GRACE_WAITING = 2.5  # s
+DRIVER_SECONDS = (
+    3.0  # for the interrupted training of a driver to close; a call that never returns to Python does not
+)
 
 
 class Waits(Protocol):
@@ -95,7 +98,15 @@ class Watchdog:
                 seen, moved = pulse, now
             idle = now - max(moved, pulse[0])
             if idle > self._seconds and self._is_given_up(idle, pulse):
-                os._exit(EXIT_CODE)  # sys.exit would end this thread alone
+                self._end()
+
+    def _end(self) -> None:
+        """The process. Where that is the driver's too, the training first: there is a run to be recorded."""
+        if interrupts.is_installed():
+            signal.pthread_kill(self._watched, signal.SIGALRM)
+            if self._closing.wait(DRIVER_SECONDS):
+                return
+        os._exit(EXIT_CODE)  # sys.exit would end this thread alone
 
     def _pulse(self) -> tuple[float, float, str | None]:
         return self._beat, self._communicator.waited, self._communicator.waiting

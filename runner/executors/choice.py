@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import refuse
 from runner.executors import ray_cluster
+from runner.executors.launched import launched
 from runner.schema import ExecutorName, Experiment, Ingest, Placement
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     Run = Callable[[Job, Memory, Received, Restarted], None]
 
 DEFAULT = ExecutorName.horovod_trainer
-WITHOUT_RAY = {ExecutorName.local}
+WITHOUT_RAY = {ExecutorName.horovodrun, ExecutorName.local}
 ON_TRAIN_V2 = {ExecutorName.train_v2}
 
 
@@ -43,6 +44,19 @@ def run_of(experiment: Experiment) -> Run:
     return run
 
 
+def check_launch(experiment: Experiment, resumes: bool) -> None:
+    """Raises ConfigError: the ranks of horovodrun are started by the user."""
+    if (
+        experiment.executor.name is not ExecutorName.horovodrun
+        or experiment.dry_run
+        or launched() is not None
+    ):
+        return
+    started = f"horovodrun -np {experiment.scaling.num_workers} python -m runner"
+    instead = f"{started} resume …, or executor.name={DEFAULT.value}" if resumes else f"{started} …"
+    raise refuse("executor", experiment.executor.name.value, "horovodrun has not started this", instead)
+
+
 def check(experiment: Experiment) -> None:
     """Raises ConfigError for what the executor cannot do."""
     name, workers = experiment.executor.name.value, experiment.scaling.num_workers
@@ -52,7 +66,8 @@ def check(experiment: Experiment) -> None:
         )
     if experiment.dataset.ingest is Ingest.ray_data and not uses_ray(experiment):
         ingest = experiment.dataset.ingest.value
-        raise refuse("dataset.ingest", ingest, f"executor={name} starts no Ray", f"executor={DEFAULT.value}")
+        instead = "dataset.ingest=dataloader" if launched() else f"executor={DEFAULT.value}"
+        raise refuse("dataset.ingest", ingest, f"executor={name} starts no Ray", instead)
     check_hosts(experiment)
 
 
@@ -70,6 +85,10 @@ def check_hosts(experiment: Experiment) -> None:
     if address is not None and address.startswith("ray://"):
         why = "executor=ray_executor must be within the cluster, not a Ray client of it"
         raise refuse("scaling.address", address, why, "scaling.address=<host of the head>:6379")
+    if scaling.custom_resources or scaling.accelerator_type:
+        key = "custom_resources" if scaling.custom_resources else "accelerator_type"
+        why = "executor=ray_executor asks Ray for CPUs and GPUs alone"
+        raise refuse(f"scaling.{key}", getattr(scaling, key), why, f"executor={DEFAULT.value}")
     if hosts is None:
         if each is not None:
             key, why = "executor.num_workers_per_host", "the number of hosts is not given"

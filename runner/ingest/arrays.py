@@ -213,7 +213,7 @@ def _sampler(found: Mapping[str, Any], dataset: schema.Dataset) -> Sampler | Non
             f"the sampler of {name} needs rows by number",
             f"dataset.ingest={Ingest.dataloader.value}",
         )
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
 
     try:
         cloudpickle.Pickler(_Nowhere()).dump(sampler)
