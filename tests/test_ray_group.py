@@ -26,9 +26,9 @@ def told(monkeypatch, tmp_path):
         given = []
         monkeypatch.setattr(ray_executor, "RayGroup", lambda *arguments: given.append(arguments))
         ray_executor.group_of(job)
-        ((horovod, workers, connect, placement, executable),) = given
+        ((horovod, workers, connect, placement, besides, executable),) = given
         RayExecutor(ray_group._settings(horovod), **workers)  # it takes them
-        return workers, connect, placement, executable
+        return workers, connect, placement, besides, executable
 
     monkeypatch.setattr(ray_group, "is_one_machine", lambda: True)
     return give
@@ -77,11 +77,23 @@ def test_ranks_are_placed_and_connected_as_the_config_says(told, tmp_path):
         "horovod.key": "a secret",
         "trainer.deterministic": True,
     }
-    _, connect, placement, executable = told(settings, GPUS)
+    _, connect, placement, besides, executable = told(settings, GPUS)
     own, deterministic, timeline = connect.args
+    assert besides == {}
     assert (placement, executable, deterministic) == (Placement.SPREAD, None, True)
     assert timeline.is_relative_to(tmp_path)
     assert own.key is None  # it is the driver's
+
+
+def test_other_resources_are_placed_with_the_workers(told):
+    settings = {
+        "scaling.num_workers": 4,
+        "scaling.custom_resources": {"bandwidth": 2.0},
+        "scaling.accelerator_type": "A100",
+    }
+    assert told(settings, GPUS)[3] == {"bandwidth": 2.0, "accelerator_type:A100": 0.001}
+    hosts = {"executor.name": ExecutorName.ray_executor, "executor.num_hosts": 2}
+    assert told({**settings, **hosts}, GPUS)[3] == {"bandwidth": 4.0, "accelerator_type:A100": 0.002}
 
 
 @pytest.mark.parametrize(

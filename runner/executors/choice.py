@@ -85,10 +85,6 @@ def check_hosts(experiment: Experiment) -> None:
     if address is not None and address.startswith("ray://"):
         why = "executor=ray_executor must be within the cluster, not a Ray client of it"
         raise refuse("scaling.address", address, why, "scaling.address=<host of the head>:6379")
-    if scaling.custom_resources or scaling.accelerator_type:
-        key = "custom_resources" if scaling.custom_resources else "accelerator_type"
-        why = "executor=ray_executor asks Ray for CPUs and GPUs alone"
-        raise refuse(f"scaling.{key}", getattr(scaling, key), why, f"executor={DEFAULT.value}")
     if hosts is None:
         if each is not None:
             key, why = "executor.num_workers_per_host", "the number of hosts is not given"

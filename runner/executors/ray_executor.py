@@ -64,13 +64,15 @@ def group_of(job: Job, executable: type | None = None) -> RayGroup:
         "gpus_per_worker": resources.gpus_per_worker or None,
     }
     if hosts is None:
-        workers["num_workers"] = resources.num_workers
+        each, workers["num_workers"] = 1, resources.num_workers
     else:
-        workers |= {"num_hosts": hosts, "num_workers_per_host": resources.num_workers // hosts}
+        each = resources.num_workers // hosts
+        workers |= {"num_hosts": hosts, "num_workers_per_host": each}
+    besides = {name: amount * each for name, amount in resources.custom}
     timeline = job.run_dir / TIMELINE if horovod.timeline else None
     own = replace(horovod, key=None, ssh_str=None)  # of the driver alone
     connect = partial(HorovodCommunicator, own, experiment.trainer.deterministic, timeline)
-    return RayGroup(horovod, workers, connect, experiment.scaling.placement_strategy, executable)
+    return RayGroup(horovod, workers, connect, experiment.scaling.placement_strategy, besides, executable)
 
 
 class Reports:

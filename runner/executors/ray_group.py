@@ -29,7 +29,8 @@ class RayGroup:
     """Workers in a Ray that has been started (ray_cluster.start), joined by Horovod. Raises LaunchError where they do not start.
 
     `workers` are RayExecutor's arguments: `num_workers`, or `num_hosts` and `num_workers_per_host`; `cpus_per_worker`, ….
-    `connect` joins a rank to the others. `executable` (RayExecutor's `executable_cls`) is a class that each worker makes one of,
+    `placement` is Ray's strategy; of what Horovod does not ask Ray for, each of the placement group's bundles gets `besides`: a
+    bundle is a worker's, or with `num_hosts` a host's. `connect` joins a rank to the others. `executable` (RayExecutor's `executable_cls`) is a class that each worker makes one of,
     with `connect`; without one it is called by itself, and `connected` has what it gave.
     """
 
@@ -39,6 +40,7 @@ class RayGroup:
         workers: dict[str, Any],
         connect: Connect,
         placement: Placement = Placement.PACK,
+        besides: Mapping[str, float] | None = None,
         executable: type | None = None,
     ) -> None:
         import ray
@@ -47,7 +49,8 @@ class RayGroup:
         self._executor: Any = RayExecutor(_settings(horovod), use_current_placement_group=False, **workers)
         self._placed: list[Any] = []
         is_free = "num_workers" in workers  # with `num_hosts` RayExecutor itself spreads them
-        place = partial(self._place, ray.util.placement_group, placement.value if is_free else None)
+        strategy = placement.value if is_free else None
+        place = partial(self._place, ray.util.placement_group, strategy, besides or {})
         try:
             with replaced(ray.util, "placement_group", place):
                 self._executor.start(executable_cls=executable, executable_args=[connect])
@@ -122,8 +125,16 @@ class RayGroup:
     def _adapter(self) -> Any:
         return getattr(self._executor, "adapter", None)
 
-    def _place(self, make: Callable[..., Any], wanted: str | None, bundles: Any, strategy: str) -> Any:
-        self._placed.append(make(bundles, strategy=wanted or strategy))
+    def _place(
+        self,
+        make: Callable[..., Any],
+        wanted: str | None,
+        besides: Mapping[str, float],
+        bundles: list[dict[str, float]],
+        strategy: str,
+    ) -> Any:
+        """In place of Ray's `placement_group`, as RayExecutor calls it."""
+        self._placed.append(make([{**each, **besides} for each in bundles], strategy=wanted or strategy))
         return self._placed[-1]
 
     def _stop_server(self) -> None:

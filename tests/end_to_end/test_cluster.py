@@ -73,7 +73,12 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     "workers",
     [
         [f"scaling.num_workers={CPUS}", "+scaling.custom_resources.big_disk=0.5"],
-        ["executor=ray_executor", "executor.num_hosts=1", f"executor.num_workers_per_host={CPUS}"],
+        [
+            "executor=ray_executor",
+            "executor.num_hosts=1",
+            f"executor.num_workers_per_host={CPUS}",
+            "+scaling.custom_resources.big_disk=0.5",
+        ],
     ],
     ids=["horovod_trainer", "ray_executor"],
 )
