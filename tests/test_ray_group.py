@@ -96,6 +96,21 @@ def test_other_resources_are_placed_with_the_workers(told):
     assert told({**settings, **hosts}, GPUS)[3] == {"bandwidth": 4.0, "accelerator_type:A100": 0.002}
 
 
+@pytest.mark.parametrize(("wanted", "strategy"), [("SPREAD", "SPREAD"), (None, "STRICT_SPREAD")])
+def test_a_placement_group_has_the_strategy_and_resources_that_horovod_does_not_ask_for(wanted, strategy):
+    group = object.__new__(ray_group.RayGroup)
+    group._placed = []
+    placed = group._place(
+        lambda bundles, strategy: (bundles, strategy),
+        wanted,
+        {"disk": 0.5},
+        [{"CPU": 1, "GPU": 0}] * 2,
+        "STRICT_SPREAD",
+    )
+    assert placed == ([{"CPU": 1, "GPU": 0, "disk": 0.5}] * 2, strategy)
+    assert group._placed == [placed]
+
+
 @pytest.mark.parametrize(
     ("nics", "is_one", "given"), [(None, True, {"lo"}), (None, False, None), (["eth0"], False, {"eth0"})]
 )
