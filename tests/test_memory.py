@@ -15,6 +15,7 @@ from runner.memory import GB, MB, Footprint, Needs
 from runner.plan import DataFacts, make_plan
 from runner.rehearsal import Saved, footprint, weights_alone
 from runner.resources import Machine, plan_resources
+from runner.schema import ExecutorName
 from tests.fakes import LAPTOP, make_experiment
 
 MODEL = Footprint(weights=100 * MB, gradients=80 * MB, row=MB)
@@ -71,6 +72,14 @@ def test_needs_of_a_training(settings, state):
     assert needs.total(parts=4) == needs.total() - 2 * 12 * MB
     assert needs.total(workers=1) == needs.total() - each * MB
     assert memory.kept_bytes(experiment, MODEL) == (3 + 1 + 1) * (100 + state) * MB
+
+
+def test_without_ray_each_worker_has_the_arrays():
+    experiment, plan = planned({**SGD, "scaling.num_workers": 2})
+    once = memory.machine_needs(experiment, plan, MODEL, 7 * MB)
+    experiment.executor.name = ExecutorName.horovodrun
+    each = memory.machine_needs(experiment, plan, MODEL, 7 * MB)
+    assert (once.shared - each.shared, each.fixed - once.fixed) == (800 * MB + 7 * MB, 7 * MB)
 
 
 def test_without_checkpoints_none_are_copied_or_kept():

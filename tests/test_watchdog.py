@@ -20,6 +20,7 @@ STANDING_STILL = ["sleeps", "spins", "keeps_the_lock"]
 RANK = '''
 import ctypes, os, shutil, sys, time
 from pathlib import Path
+from runner import interrupts
 from runner.watchdog import open_watchdog
 
 class Talk:
@@ -44,6 +45,14 @@ def keeps_the_lock():
     lock, acquire = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock
     acquire(lock)
     acquire(lock)  # a C call that never returns and that no thread of Python gets past
+
+def drives():
+    interrupts.install()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        interrupts.ending()
+        print("interrupted")
 
 def beats():
     for _ in range(15):
@@ -182,6 +191,13 @@ def test_a_rank_that_moves_on_after_all_is_spared(ranks, tmp_path):
     assert code == 0
     assert "no progress for 1." in errors
     assert not (tmp_path / "stalls/rank-0.json").exists()
+
+
+def test_a_rank_that_is_the_driver_too_is_interrupted(ranks, tmp_path):
+    group = ranks("drives")
+    said, _ = group.processes[0].communicate(timeout=30)
+    assert (group.processes[0].returncode, said) == (0, "interrupted\n")
+    assert json.loads((tmp_path / "stalls/rank-0.json").read_text())["waiting"] is None
 
 
 def test_a_rank_that_cannot_write_its_record_is_ended_too(ranks):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,17 +19,18 @@ from tests.faults.outcome import Outcome
 from tests.faults.processes import TOKEN, Alive, with_token
 
 POLL = 0.01  # s
+OF_RANK_0 = re.compile(r"^\[0]<std(out|err)>:")  # what horovodrun puts before a line
 
 
 class Command:
-    """Started in `folder`; what it trains goes to `run_dir`."""
+    """Started in `folder`, by `launcher` if there is one; what it trains goes to `run_dir`."""
 
-    def __init__(self, folder: Path, run_dir: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, run_dir: Path, *arguments: str, launcher: Sequence[str] = ()) -> None:
         self.folder, self.run_dir = folder, run_dir
         self.lines: list[tuple[float, str]] = []
         self._token = uuid.uuid4().hex
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runner", *arguments],
+            [*launcher, sys.executable, "-m", "runner", *arguments],
             cwd=folder,
             env={**environment(), TOKEN: self._token, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
@@ -84,4 +86,4 @@ class Command:
     def _read(self) -> None:
         assert self.process.stdout
         for line in self.process.stdout:
-            self.lines.append((time.time(), line.rstrip("\n")))
+            self.lines.append((time.time(), OF_RANK_0.sub("", line.rstrip("\n"))))

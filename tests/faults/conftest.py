@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -99,9 +99,11 @@ def command() -> Iterator[Callable[..., Command]]:
     """
     started: list[Command] = []
 
-    def run(folder: Path, run_dir: Path, *overrides: str, verb: str | None = None) -> Command:
+    def run(
+        folder: Path, run_dir: Path, *overrides: str, verb: str | None = None, launcher: Sequence[str] = ()
+    ) -> Command:
         begin = [verb, f"run_dir={run_dir}"] if verb else [*EXPERIMENT, f"model.folder={run_dir}/fault"]
-        started.append(Command(folder, run_dir, *begin, *overrides))
+        started.append(Command(folder, run_dir, *begin, *overrides, launcher=launcher))
         return started[-1]
 
     yield run
