@@ -180,6 +180,7 @@ class ExecutorName(Enum):
 @dataclass
 class Executor:
     name: ExecutorName = ExecutorName.horovod_trainer
+    min_workers: int | None = None  # of train_v2 on a cluster; null: scaling.num_workers, all the time
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Ray Train V2 with Horovod as its backend, which V2 itself does not have: for the day when V1 goes, and HorovodTrainer with it.
 
 Use it where V2 is wanted already. Not in a process that has used V1, whose version of Ray Train is settled; not for sweeps; and
-it starts no faster. The number of workers is fixed for a run.
+it starts no faster. A run on a cluster may go on with fewer workers where nodes are lost, and with more where they join
+(executor.min_workers): each time from its last checkpoint. To go on from memory, type executor=elastic.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from runner import secrets
+from runner import going_on, secrets
 from runner.diagnosis import account_of
 from runner.errors import RunnerError, TrainingError
 from runner.executors import ray_cluster
@@ -22,6 +23,7 @@ from runner.executors.ray_train import horovod_settings, scaling
 from runner.executors.session import collect
 from runner.ingest import ray_data
 from runner.job import Job, Memory, Received, Restarted
+from runner.plan import make_plan
 from runner.profile import TIMELINE
 from runner.schema import Ingest
 
@@ -37,33 +39,24 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
 
     Ray must have been started (ray_cluster.start), with V2 (ray_cluster.use_train).
     """
-    import ray
     from ray.train import RunConfig, ScalingConfig
 
     from runner.executors.horovod_backend import HorovodConfig
     from runner.executors.v2_trainer import Trainer
 
     experiment = job.experiment
-    shards: list[Mapping[str, Any]] = [{}] * job.plan.num_workers
-    if experiment.dataset.ingest is Ingest.ray_data:  # V2 knows no stream of one rank alone
-        shards, splits = ray_data.dealt(memory.splits, job.plan, experiment.seed)
-        memory = replace(memory, splits=splits)
     name = f"train-{uuid4().hex[:12]}"
     board = started(Board, name, job.plan.num_workers + SPARE_CALLS)
-    driver = Driver(job, board, received, restarted)
+    driver = Driver(job, memory, board, received, restarted)
     timeout = experiment.horovod.placement_group_timeout_s
     is_local = ray_cluster.cluster_address(experiment.scaling.address) is None
     settings = scaling(job.plan.resources, experiment.scaling.placement_strategy)
     del settings["trainer_resources"]  # V2's controller takes none
+    if experiment.executor.min_workers is not None and not is_local:
+        settings["num_workers"] = (experiment.executor.min_workers, job.plan.num_workers)
     trainer = Trainer(
         _train_loop_per_worker,
-        # References, so that the controller, which passes them on, unpickles nothing of the user's.
-        train_loop_config={
-            "board": name,
-            "job": ray.put(secrets.hide(job)),
-            "memory": ray.put(memory),
-            "shards": ray.put(shards),
-        },
+        train_loop_config={"board": name},
         backend_config=HorovodConfig(**horovod_settings(experiment.horovod)),
         scaling_config=ScalingConfig(**settings),
         run_config=RunConfig(name="ray", storage_path=str(job.run_dir.absolute())),
@@ -84,14 +77,23 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
 
 
 class Driver:
-    """Hears what the ranks report, and says whether there is another attempt."""
+    """Hears what the ranks report, gives them their job, and says whether there is another attempt."""
 
-    def __init__(self, job: Job, board: Any, received: Received, restarted: Restarted) -> None:
+    def __init__(
+        self, job: Job, memory: Memory, board: Any, received: Received, restarted: Restarted
+    ) -> None:
         import ray
 
-        self._job, self._board, self._received = job, board, received
+        self._job, self._splits = job, memory.splits
+        if job.experiment.dataset.ingest is Ingest.ray_data:
+            memory = replace(memory, splits=ray_data.kept(memory.splits))
+        self._memory = ray.put(memory)
+        self._board, self._received, self._restarted = board, received, restarted
         self._attempts = Attempts(job, restarted)
         self._final: RunnerError | None = None
+        self._groups = 0  # of workers, that were started
+        self._change: str | None = None  # since the one before it
+        self._handed: Any = None  # what the ranks of the last one get
         self.node = ray.get_runtime_context().get_node_id()
 
     def follow(self, running: Any) -> None:
@@ -115,16 +117,50 @@ class Driver:
         return self._final or self._attempts.failed(account_of(error)) or TrainingError(account_of(error))
 
     def _hear(self, index: int, event: Event) -> None:
-        what, *rest = event
+        what, said = event
         if what == "report":
-            self._received(rest[0])
+            if "resumed" in said and self._change is not None:
+                said, self._change = said | {"event": self._change}, None
+            self._received(said)
+        elif what == "starts":
+            self._start(said)
         elif what == "joins":
-            self._board.answer.remote(index, self._attempts.count > 0)
+            self._board.answer.remote(index, self._handed)
         else:
             time.sleep(RECORD_SECONDS)
             collect(self._job.run_dir, self.node)
-            self._final = self._attempts.failed(rest[0])
+            self._final = self._final or self._attempts.failed(said)
             self._board.answer.remote(index, self._final is None)
+
+    def _start(self, workers: int) -> None:
+        """A group of so many is about to start."""
+        import ray
+
+        self._groups, self._handed = self._groups + 1, None
+        shards: list[Mapping[str, Any]] = [{}] * workers
+        try:
+            if workers != self._job.plan.num_workers:
+                self._job, self._change = resized(self._job, workers)
+            if self._job.experiment.dataset.ingest is Ingest.ray_data:  # V2 knows no stream of one rank alone
+                shards, _ = ray_data.dealt(self._splits, self._job.plan, self._job.experiment.seed)
+        except RunnerError as error:  # the ranks get no job, and end
+            self._final = error
+            return
+        handed = (secrets.hide(self._job), shards, self._memory, self._groups > 1)
+        self._handed = [ray.put(handed)]  # in a list Ray leaves the reference as it is
+
+
+def resized(job: Job, workers: int) -> tuple[Job, str | None]:
+    """`job` for so many workers, from its last checkpoint on, and what changes in words. Raises ConfigError where that cannot be."""
+    experiment = job.experiment
+    experiment = replace(experiment, scaling=replace(experiment.scaling, num_workers=workers))
+    manifest = going_on.newest(job.run_dir)
+    resources = replace(job.plan.resources, num_workers=workers)
+    plan = make_plan(experiment, job.data, resources, going_on.position(manifest))
+    job = replace(job, experiment=experiment, plan=plan)
+    if manifest is None:
+        return job, None
+    return job, going_on.check(manifest, experiment, plan, job.data, is_finished=False)
 
 
 def _train_loop_per_worker(config: dict[str, Any]) -> None:
@@ -136,11 +172,14 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     from runner.job import enter
     from runner.worker import train_loop_per_worker
 
-    open_job, kept = ray.get(config["job"])
+    board, rank = ray.get_actor(config["board"]), train.get_context().get_world_rank()
+    handed = ray.get(board.ask.remote(("joins", rank), ASK_SECONDS))
+    if handed is None:
+        raise TrainingError("the driver gives this rank no job")
+    (open_job, kept), shards, memory, is_restart = ray.get(handed[0])
     job: Job = secrets.reveal(open_job, kept)
     enter(job)  # what is unpickled below may be of the user's modules
-    experiment, board = job.experiment, ray.get_actor(config["board"])
-    rank = train.get_context().get_world_rank()
+    experiment = job.experiment
 
     def connect() -> Communicator:
         timeline = job.run_dir / TIMELINE if experiment.horovod.timeline else None
@@ -151,8 +190,4 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
         if rank == 0:
             ray.get(board.tell.remote(("report", values)))
 
-    is_restart = ray.get(board.ask.remote(("joins", rank), ASK_SECONDS))
-    if is_restart is None:
-        raise TrainingError("the driver does not answer")
-    memory, shards = ray.get([config["memory"], config["shards"]])
-    train_loop_per_worker(job, memory, shards[rank], connect, report, rank, is_restart)
+    train_loop_per_worker(job, ray.get(memory), shards[rank], connect, report, rank, is_restart)

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
@@ -43,6 +44,7 @@ class Trainer(DataParallelTrainer):
         arguments["failure_policy"] = DriverDecides(self._board)
         if self._is_local:
             arguments["scaling_policy"] = HereFixed(self.scaling_config)
+        arguments["callbacks"].append(Starts(self._board))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         kind = ray.remote(num_cpus=0, scheduling_strategy=here)(Controller)
         controller = kind.remote(self._environment, **arguments)
@@ -74,6 +76,16 @@ class Controller(TrainController):
     def __init__(self, environment: dict[str, str], **arguments: Any) -> None:
         os.environ.update(environment)
         super().__init__(**arguments)
+
+
+class Starts(WorkerGroupCallback):
+    """The driver is told of each group before its workers start."""
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        ray.get(self._board.tell.remote(("starts", worker_group_context.num_workers)))
 
 
 class DriverDecides(FailurePolicy):
