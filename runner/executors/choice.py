@@ -48,6 +48,15 @@ def check(experiment: Experiment) -> None:
     if experiment.dataset.ingest is Ingest.ray_data and not uses_ray(experiment):
         ingest = experiment.dataset.ingest.value
         raise refuse("dataset.ingest", ingest, f"executor={name} starts no Ray", f"executor={DEFAULT.value}")
+    if uses_train_v2(experiment):
+        check_train_v2(experiment)
+
+
+def check_train_v2(experiment: Experiment) -> None:
+    fewest, workers = experiment.executor.min_workers, experiment.scaling.num_workers
+    if fewest is not None and fewest > workers:
+        why = f"more than scaling.num_workers={workers}, the most workers"
+        raise refuse("executor.min_workers", fewest, why, f"executor.min_workers={workers}")
 
 
 def check_in_sweep(experiment: Experiment) -> None:

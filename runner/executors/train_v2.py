@@ -7,29 +7,21 @@ it starts no faster. A run on a cluster may go on with fewer workers where nodes
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from runner import going_on, secrets
-from runner.diagnosis import account_of
-from runner.errors import RunnerError, TrainingError
+from runner import secrets
+from runner.errors import TrainingError
 from runner.executors import ray_cluster
-from runner.executors.attempts import Attempts
-from runner.executors.board import Board, Event, started
+from runner.executors.board import Board, started
 from runner.executors.ray_train import horovod_settings, scaling
 from runner.executors.session import collect
-from runner.ingest import ray_data
+from runner.executors.v2_driver import Driver
 from runner.job import Job, Memory, Received, Restarted
-from runner.plan import make_plan
 from runner.profile import TIMELINE
-from runner.schema import Ingest
 
-POLL_SECONDS = 10.0  # that one look at the board takes at most
 ASK_SECONDS = 60.0  # for the driver to answer a rank
-RECORD_SECONDS = 0.5  # for the other ranks to write down what happened to them
+RESIZE_SECONDS = 20  # for a group to get its places, before there is another look at how many there are
 SPARE_CALLS = 4  # threads of the board besides those in which ranks wait
 
 
@@ -48,12 +40,13 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
     name = f"train-{uuid4().hex[:12]}"
     board = started(Board, name, job.plan.num_workers + SPARE_CALLS)
     driver = Driver(job, memory, board, received, restarted)
-    timeout = experiment.horovod.placement_group_timeout_s
     is_local = ray_cluster.cluster_address(experiment.scaling.address) is None
     settings = scaling(job.plan.resources, experiment.scaling.placement_strategy)
     del settings["trainer_resources"]  # V2's controller takes none
+    timeout = experiment.horovod.placement_group_timeout_s
     if experiment.executor.min_workers is not None and not is_local:
         settings["num_workers"] = (experiment.executor.min_workers, job.plan.num_workers)
+        timeout = min(timeout, RESIZE_SECONDS)
     trainer = Trainer(
         _train_loop_per_worker,
         train_loop_config={"board": name},
@@ -74,93 +67,6 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
     except Exception as error:
         raise driver.explained(error) from error
     collect(job.run_dir, driver.node)
-
-
-class Driver:
-    """Hears what the ranks report, gives them their job, and says whether there is another attempt."""
-
-    def __init__(
-        self, job: Job, memory: Memory, board: Any, received: Received, restarted: Restarted
-    ) -> None:
-        import ray
-
-        self._job, self._splits = job, memory.splits
-        if job.experiment.dataset.ingest is Ingest.ray_data:
-            memory = replace(memory, splits=ray_data.kept(memory.splits))
-        self._memory = ray.put(memory)
-        self._board, self._received, self._restarted = board, received, restarted
-        self._attempts = Attempts(job, restarted)
-        self._final: RunnerError | None = None
-        self._groups = 0  # of workers, that were started
-        self._change: str | None = None  # since the one before it
-        self._handed: Any = None  # what the ranks of the last one get
-        self.node = ray.get_runtime_context().get_node_id()
-
-    def follow(self, running: Any) -> None:
-        """Until the controller's `running` is over. Raises what it raises."""
-        import ray
-
-        seen, is_over = 0, False
-        while not is_over:
-            news = self._board.events.remote(seen, POLL_SECONDS)
-            ray.wait([news, running])  # for whichever is first
-            if is_over := bool(ray.wait([running], timeout=0)[0]):
-                news = self._board.events.remote(seen, 0.0)
-            events = ray.get(news)
-            for index, event in enumerate(events, start=seen):
-                self._hear(index, event)
-            seen += len(events)
-        ray.get(running)
-
-    def explained(self, error: BaseException) -> RunnerError:
-        """The root cause of the training's end."""
-        return self._final or self._attempts.failed(account_of(error)) or TrainingError(account_of(error))
-
-    def _hear(self, index: int, event: Event) -> None:
-        what, said = event
-        if what == "report":
-            if "resumed" in said and self._change is not None:
-                said, self._change = said | {"event": self._change}, None
-            self._received(said)
-        elif what == "starts":
-            self._start(said)
-        elif what == "joins":
-            self._board.answer.remote(index, self._handed)
-        else:
-            time.sleep(RECORD_SECONDS)
-            collect(self._job.run_dir, self.node)
-            self._final = self._final or self._attempts.failed(said)
-            self._board.answer.remote(index, self._final is None)
-
-    def _start(self, workers: int) -> None:
-        """A group of so many is about to start."""
-        import ray
-
-        self._groups, self._handed = self._groups + 1, None
-        shards: list[Mapping[str, Any]] = [{}] * workers
-        try:
-            if workers != self._job.plan.num_workers:
-                self._job, self._change = resized(self._job, workers)
-            if self._job.experiment.dataset.ingest is Ingest.ray_data:  # V2 knows no stream of one rank alone
-                shards, _ = ray_data.dealt(self._splits, self._job.plan, self._job.experiment.seed)
-        except RunnerError as error:  # the ranks get no job, and end
-            self._final = error
-            return
-        handed = (secrets.hide(self._job), shards, self._memory, self._groups > 1)
-        self._handed = [ray.put(handed)]  # in a list Ray leaves the reference as it is
-
-
-def resized(job: Job, workers: int) -> tuple[Job, str | None]:
-    """`job` for so many workers, from its last checkpoint on, and what changes in words. Raises ConfigError where that cannot be."""
-    experiment = job.experiment
-    experiment = replace(experiment, scaling=replace(experiment.scaling, num_workers=workers))
-    manifest = going_on.newest(job.run_dir)
-    resources = replace(job.plan.resources, num_workers=workers)
-    plan = make_plan(experiment, job.data, resources, going_on.position(manifest))
-    job = replace(job, experiment=experiment, plan=plan)
-    if manifest is None:
-        return job, None
-    return job, going_on.check(manifest, experiment, plan, job.data, is_finished=False)
 
 
 def _train_loop_per_worker(config: dict[str, Any]) -> None:
