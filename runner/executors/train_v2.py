@@ -1,8 +1,8 @@
 """Ray Train V2 with Horovod as its backend, which V2 itself does not have: for the day when V1 goes, and HorovodTrainer with it.
 
-Use it where V2 is wanted already. Not in a process that has used V1, whose version of Ray Train is settled; not for sweeps; and
-it starts no faster. A run on a cluster may go on with fewer workers where nodes are lost, and with more where they join
-(executor.min_workers): each time from its last checkpoint. To go on from memory, type executor=elastic.
+Use it where V2 is wanted already, and on a cluster that loses nodes: a run may go on with fewer workers there, and with more when
+nodes join (executor.min_workers), each time from its last checkpoint. Not beside horovod_trainer in one process, which has one
+version of Ray Train; not for sweeps.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from runner import going_on, secrets
-from runner.diagnosis import account_of
-from runner.errors import LaunchError, RunnerError, TrainingError
+from runner.errors import LaunchError, RunnerError, TrainingError, first_line
 from runner.executors.attempts import Attempts
 from runner.executors.board import Event
 from runner.executors.session import collect
@@ -73,7 +72,7 @@ class Driver:
         """The root cause of the training's end."""
         if isinstance(error, RunnerError):
             return error
-        return self._final or self._attempts.failed(account_of(error)) or TrainingError(account_of(error))
+        return self._final or TrainingError(f"Ray Train's controller ended: {first_line(error)}")
 
     def _hear(self, index: int, event: Event) -> None:
         what, said = event
