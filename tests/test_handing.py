@@ -67,7 +67,7 @@ def hang_up(connection):
 def ends(monkeypatch):
     """The exit codes of ranks whose rank 0 has gone."""
     codes = queue.Queue()
-    monkeypatch.setattr(other_ranks, "os", SimpleNamespace(_exit=codes.put))
+    monkeypatch.setattr(other_ranks, "os", SimpleNamespace(_exit=codes.put, dup=os.dup))
     return codes
 
 
@@ -168,6 +168,15 @@ def test_nobody_connects_without_the_key_of_the_launch(others, ends):
         Client((host, port), authkey=secrets.token_bytes())
     follower = Follower(1)
     assert others.until(lambda: list(others._connections) == [1], 30)
+    hang_up(follower.connection)
+
+
+def test_a_connection_on_which_nothing_is_said_is_looked_after(others, ends):
+    follower = Follower(1)
+    assert others.until(lambda: 1 in others._connections, 30)
+    with socket.socket(fileno=os.dup(others._connections[1].fileno())) as end:
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == other_ranks.KEEP_ALIVE_SECONDS
     hang_up(follower.connection)
 
 

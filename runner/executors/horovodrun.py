@@ -26,7 +26,7 @@ from runner.diagnosis import diagnose, error_path, record_error
 from runner.errors import LaunchError
 from runner.executors.launched import Launch
 from runner.executors.launcher_store import find
-from runner.executors.other_ranks import ENDED, GONE, READY, receive, the_others, unpacked
+from runner.executors.other_ranks import ENDED, GONE, READY, kept_alive, receive, the_others, unpacked
 from runner.job import Job, Memory, Received, Restarted, enter
 from runner.process_state import ProcessState
 from runner.profile import TIMELINE
@@ -80,6 +80,7 @@ def follow(launch: Launch) -> int:
             connection = Client((host, port), authkey=key)
         except (OSError, EOFError):
             return 0
+        kept_alive(connection)
         for number in (signal.SIGTERM, signal.SIGINT):  # rank 0's to answer: this process ends with it
             signal.signal(number, lambda *_: None)
         inbox: queue.Queue[list[bytes]] = queue.Queue()

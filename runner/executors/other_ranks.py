@@ -8,6 +8,7 @@ import os
 import pickle
 import queue
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
@@ -23,6 +24,7 @@ from runner.job import Job, Memory
 from runner.json_file import write_json
 
 READY, ENDED, GONE = "ready", "ended", "gone"  # what rank 0 knows of another
+KEEP_ALIVE_SECONDS = 60
 
 
 class Others:
@@ -86,6 +88,7 @@ class Others:
         while len(self._connections) < self._count:
             with contextlib.suppress(AuthenticationError, OSError, EOFError):  # somebody else's
                 connection = self._listener.accept()
+                kept_alive(connection)
                 rank = connection.recv()
                 threading.Thread(target=self._listen, args=(rank, connection), daemon=True).start()
 
@@ -116,6 +119,13 @@ def lead(launch: Launch) -> None:
 
 def the_others() -> Others:
     return _others[0]
+
+
+def kept_alive(connection: Connection) -> None:
+    """Nothing is said for hours: a firewall in between must not forget it, and a host that is gone must be noticed."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_SECONDS)
 
 
 def receive(connection: Connection, inbox: queue.Queue[list[bytes]]) -> None:

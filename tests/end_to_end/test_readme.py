@@ -55,6 +55,7 @@ def test_all_commands_are_covered() -> None:
         "source .venv/bin/activate",
         'eval "$(runner -sc install=bash)"',
         "mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db",
+        "horovodrun -np 2 python -m runner experiment=quickstart",  # test_horovodrun.py runs just this
     ]
 
 
