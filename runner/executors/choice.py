@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from runner.errors import refuse
-from runner.schema import ExecutorName, Experiment, Ingest
+from runner.schema import ExecutorName, Experiment, Ingest, Keep
 
 if TYPE_CHECKING:
     from runner.job import Job, Memory, Received, Restarted
@@ -43,6 +43,35 @@ def check(experiment: Experiment) -> None:
     if experiment.dataset.ingest is Ingest.ray_data and not uses_ray(experiment):
         ingest = experiment.dataset.ingest.value
         raise refuse("dataset.ingest", ingest, f"executor={name} starts no Ray", f"executor={DEFAULT.value}")
+    if experiment.executor.name is ExecutorName.elastic:
+        check_elastic(experiment)
+
+
+def check_elastic(experiment: Experiment) -> None:
+    executor, workers = experiment.executor, experiment.scaling.num_workers
+    most = executor.max_workers or workers
+    if executor.min_workers > most:
+        raise refuse(
+            "executor.min_workers",
+            executor.min_workers,
+            f"more than {most}, the most workers",
+            f"executor.min_workers={most}",
+        )
+    if executor.cooldown_s is not None:
+        low, high = (*executor.cooldown_s, 0, 0)[:2]
+        if len(executor.cooldown_s) != 2 or not 1 <= low <= high <= 3600:
+            what = "must be two numbers of seconds from 1 to 3600, the shortest and the longest"
+            raise refuse("executor.cooldown_s", executor.cooldown_s, what, "executor.cooldown_s=[1,60]")
+    if experiment.dataset.ingest is Ingest.ray_data:
+        why = "deals an epoch's rows once, to workers that stay"
+        raise refuse("dataset.ingest", Ingest.ray_data.value, why, "dataset.ingest=dataloader")
+    if executor.keep is Keep.global_batch and is_adaptive(experiment):
+        why = "AdaScale measures the gain over as many micro-batches of the base batch in each step"
+        raise refuse("executor.keep", executor.keep.value, why, "executor.keep=per_worker_batch")
+
+
+def is_adaptive(experiment: Experiment) -> bool:
+    return str(experiment.lr_scaling.target.get("_target_", "")).endswith(".adascale")
 
 
 def check_in_sweep(experiment: Experiment) -> None:
