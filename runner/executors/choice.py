@@ -62,6 +62,11 @@ def check_elastic(experiment: Experiment) -> None:
         if len(executor.cooldown_s) != 2 or not 1 <= low <= high <= 3600:
             what = "must be two numbers of seconds from 1 to 3600, the shortest and the longest"
             raise refuse("executor.cooldown_s", executor.cooldown_s, what, "executor.cooldown_s=[1,60]")
+    if experiment.horovod.cycle_time_ms != 1.0:
+        why = "Horovod 0.28.1 cannot connect again with another one"
+        raise refuse(
+            "horovod.cycle_time_ms", experiment.horovod.cycle_time_ms, why, "horovod.cycle_time_ms=1"
+        )
     if experiment.dataset.ingest is Ingest.ray_data:
         why = "deals an epoch's rows once, to workers that stay"
         raise refuse("dataset.ingest", Ingest.ray_data.value, why, "dataset.ingest=dataloader")

@@ -49,7 +49,8 @@ class Elastic:
         self._job, self._received, self._settings = job, received, settings
         most = settings.max_workers or scaling.num_workers
         self._is_local = ray_cluster.cluster_address(scaling.address) is None
-        self._hosts = Hosts(job.plan.resources, most, self._is_local, settings.discovery)
+        cooldown = (settings.cooldown_s[0], settings.cooldown_s[1]) if settings.cooldown_s else None
+        self._hosts = Hosts(job.plan.resources, most, self._is_local, settings.discovery, cooldown)
         self._node = ray.get_runtime_context().get_node_id()
         name = f"elastic-{uuid.uuid4().hex[:12]}"
         self._board = started(Board, name, most + SPARE_CALLS)
@@ -79,7 +80,6 @@ class Elastic:
             most,
             timeout=settings.timeout_s,
             reset_limit=settings.reset_limit,
-            cooldown_range=tuple(settings.cooldown_s) if settings.cooldown_s else None,
         )
 
     def train(self) -> None:
@@ -158,8 +158,10 @@ class Elastic:
                 code = 0
             except Exception as error:  # noqa: BLE001 (told with the next change of the workers)
                 self._lost.append(account_of(error))
+                logging.info("ACCOUNT %s %s", place, error)
             break
         if code:
+            self._hosts.lost(place)
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(rank)
         return code, time.time()
@@ -178,7 +180,7 @@ class Elastic:
                 self._began(*rest)
             elif what == "failed":
                 self._fails(*rest)
-            elif "resumed" in rest[0]:
+            elif "resumed" in rest[0] and self._changes:
                 self._received({**rest[0], "event": ""})  # said where it began
             else:
                 self._received(rest[0])
@@ -187,7 +189,7 @@ class Elastic:
         """Ranks train, so many and from that step on."""
         before, self._size = self._size, size
         if before is None and size == self._job.plan.num_workers:
-            return
+            return  # as any training
         values: dict[str, Any] = {}
         if before is not None and self._lost:
             why = self._cause(before)
@@ -205,9 +207,9 @@ class Elastic:
 
     def _fails(self, place: str, rank: int) -> None:
         """A rank raised an error of its own, which would come again: its place stays empty."""
-        self._hosts.banned.add(place)
+        self._hosts.ban(place)
         self._failed.append(place)
-        if len(self._hosts.find_available_hosts_and_slots()) < self._settings.min_workers:
+        if self._hosts.left < self._settings.min_workers:
             raise EndedError(f"rank {rank} failed")
 
     def _cause(self, size: int) -> str:

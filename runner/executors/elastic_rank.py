@@ -12,8 +12,14 @@ from runner.job import Job, Memory, enter
 from runner.plan import START
 from runner.process_state import ProcessState
 from runner.profile import TIMELINE
+from runner.rank_log import captured
 from runner.resize import line, resized
 from runner.worker import train_loop_per_worker
+
+# Horovod 0.28.1 keeps what these say when it connects again, and crashes where it reads them again: one of them once is all that it
+# takes (ParameterManager::BayesianParameter::SetValue writes behind the end of its values).
+UNUSABLE = ("HOROVOD_CYCLE_TIME",)
+ONCE = (*UNUSABLE, "HOROVOD_FUSION_THRESHOLD")
 
 
 def serve(place: str, config: dict[str, Any]) -> None:
@@ -27,8 +33,10 @@ def serve(place: str, config: dict[str, Any]) -> None:
     job: Job = secrets.reveal(config["job"], ray.get(config["secrets"]))
     enter(job)  # what is unpickled below may be of the user's modules
     rank = Rank(job, ray.get(config["memory"]), place, config)
-    rank.connect()
-    hvd.elastic.run(rank.train)(Held(job.experiment.executor.commit_steps))
+    # Between two trainings a process is no rank: what it prints then is in a log of its own.
+    with captured(job.run_dir / "logs" / f"worker-{place}.log"):
+        rank.connect()
+        hvd.elastic.run(rank.train)(Held(job.experiment.executor.commit_steps))
 
 
 class Rank:
@@ -41,12 +49,19 @@ class Rank:
         self._board = ray.get_actor(config["board"])
         self._is_restart = config["is_restart"]
         self._delivers = ray.get_runtime_context().get_node_id() != config["node"]
+        self._is_connected = False
         self._process = ProcessState()
 
     def connect(self) -> HorovodCommunicator:
         experiment = self._job.experiment
         timeline = self._job.run_dir / TIMELINE if experiment.horovod.timeline else None
-        return HorovodCommunicator(experiment.horovod, experiment.trainer.deterministic, timeline)
+        without = ONCE if self._is_connected else UNUSABLE
+        deterministic = experiment.trainer.deterministic
+        communicator = HorovodCommunicator(experiment.horovod, deterministic, timeline, without)
+        self._is_connected = True
+        for name in ONCE:
+            os.environ.pop(name, None)  # before Horovod connects anew
+        return communicator
 
     def train(self, held: Any) -> None:
         """Train until the end, or until the workers change; Horovod then calls it again."""

@@ -14,7 +14,8 @@ NO_CELL = {
     ("local", "SIGKILL"): "its one process is the driver's: see rows 14 and 15",
     ("local", "hash at 2 workers"): "one process; at one worker it is that of horovod_trainer",
 }
-EXECUTORS = ("horovod_trainer", "local")
+EXECUTORS = ("horovod_trainer", "local", "elastic")
+OPTIONS = {"elastic": ("executor.min_workers=2", "executor.commit_steps=1")}
 IN_EVERY_TEST = ("local",)  # the default is in all tests; the others' cells are filled by make faults
 _cells: dict[tuple[str, str], str] = {}
 
@@ -49,6 +50,7 @@ def by(here: Run) -> Run:
     def run(executor: str, name: str, *overrides: str, verb: str | None = None) -> Outcome:
         chosen = (f"executor={executor}", f"scaling.num_workers={WORKERS.get(executor, 2)}")
         chosen += ("model.alone=true",) if executor == "local" else ()
+        chosen += OPTIONS.get(executor, ())
         return here(f"{executor}-{name}", *(() if verb else chosen), *overrides, verb=verb)
 
     return run
