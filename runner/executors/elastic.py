@@ -23,6 +23,8 @@ from runner.executors.board import Board, started
 from runner.executors.hosts import Hosts
 from runner.executors.session import collect
 from runner.job import Job, Memory, Received, Restarted
+from runner.plan import Plan
+from runner.resize import line
 from runner.resources import workers_in_words
 
 POLL_SECONDS = 0.1
@@ -158,7 +160,6 @@ class Elastic:
                 code = 0
             except Exception as error:  # noqa: BLE001 (told with the next change of the workers)
                 self._lost.append(account_of(error))
-                logging.info("ACCOUNT %s %s", place, error)
             break
         if code:
             self._hosts.lost(place)
@@ -185,8 +186,9 @@ class Elastic:
             else:
                 self._received(rest[0])
 
-    def _began(self, size: int, step: int, line: str) -> None:
-        """Ranks train, so many and from that step on."""
+    def _began(self, plan: Plan, step: int) -> None:
+        """Ranks train by this plan from that step on."""
+        size = plan.num_workers
         before, self._size = self._size, size
         if before is None and size == self._job.plan.num_workers:
             return  # as any training
@@ -202,7 +204,7 @@ class Elastic:
             change = size - before
             why = f"{workers_in_words(abs(change))} {'joined' if change > 0 else 'left'}"
         self._lost, self._failed, self._since = [], [], time.time()
-        self._changes.append(f"{why}; {line}")
+        self._changes.append(f"{why}; {line(plan, step, before)}")
         self._received({**values, "event": self._changes[-1], "changes_of_workers": list(self._changes)})
 
     def _fails(self, place: str, rank: int) -> None:

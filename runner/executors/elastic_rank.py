@@ -8,12 +8,13 @@ from typing import Any
 
 from runner.communicator import HorovodCommunicator, LostPeerError, lost_peer
 from runner.diagnosis import account_of
+from runner.executors.connections import Connections
 from runner.job import Job, Memory, enter
 from runner.plan import START
 from runner.process_state import ProcessState
 from runner.profile import TIMELINE
 from runner.rank_log import captured
-from runner.resize import line, resized
+from runner.resize import resized
 from runner.worker import train_loop_per_worker
 
 # Horovod 0.28.1 keeps what these say when it connects again, and crashes where it reads them again: one of them once is all that it
@@ -35,7 +36,9 @@ def serve(place: str, config: dict[str, Any]) -> None:
     rank = Rank(job, ray.get(config["memory"]), place, config)
     # Between two trainings a process is no rank: what it prints then is in a log of its own.
     with captured(job.run_dir / "logs" / f"worker-{place}.log"):
+        rank.connections.before()
         rank.connect()
+        rank.connections.after()
         hvd.elastic.run(rank.train)(Held(job.experiment.executor.commit_steps))
 
 
@@ -50,6 +53,7 @@ class Rank:
         self._is_restart = config["is_restart"]
         self._delivers = ray.get_runtime_context().get_node_id() != config["node"]
         self._is_connected = False
+        self.connections = Connections()
         self._process = ProcessState()
 
     def connect(self) -> HorovodCommunicator:
@@ -69,11 +73,13 @@ class Rank:
 
         self._process.restore(self._job.experiment.trainer.compile)
         communicator = self.connect()
+        if not self.connections.are_known:
+            self.connections.after()
         rank, size = communicator.rank, communicator.size
         os.environ |= {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size)}
         try:
             job, step = self._job_of(size, held, communicator)
-            self._tell("began", size, step, line(job.plan, step, None), rank=rank)
+            self._tell("began", job.plan, step, rank=rank)
 
             def report(values: dict[str, Any]) -> None:
                 self._tell("report", values, rank=rank)
@@ -92,10 +98,13 @@ class Rank:
             )
         except Exception as error:
             if isinstance(lost_peer(error), LostPeerError):
+                self.connections.end()
+                self.connections.before()  # what comes next is Horovod's, which connects anew
                 raise HorovodInternalError(account_of(error)) from error
             self._tell("failed", self._place, rank)
             raise
         if measured is not None:
+            self.connections.before()
             raise HostsUpdatedInterrupt(held.skips_sync)
 
     def _job_of(self, size: int, held: Any, communicator: HorovodCommunicator) -> tuple[Job, int]:

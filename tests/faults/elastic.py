@@ -99,7 +99,13 @@ class Disturbance(threading.Thread):
         self, hosts: Path, folder: Path, actions: Callable[[int, int], str], changes: int, steps: int = 4
     ) -> None:
         super().__init__(daemon=True)
-        self.hosts, self.folder, self.actions, self.changes, self.steps = hosts, folder, actions, changes, steps
+        self.hosts, self.folder, self.actions, self.changes, self.steps = (
+            hosts,
+            folder,
+            actions,
+            changes,
+            steps,
+        )
         self.done: list[tuple[float, str, int]] = []  # when, what, how many workers are expected then
         self._names = (f"host-{number}" for number in itertools.count(len(self.present) + 1))
 
@@ -124,7 +130,9 @@ class Disturbance(threading.Thread):
                 names.append(next(self._names))
             else:
                 names.remove(random.Random(number).choice(names))
-            if action == "kill":  # some rank; its host is whichever, so that its place has to be taken away too
+            if (
+                action == "kill"
+            ):  # some rank; its host is whichever, so that its place has to be taken away too
                 victim = random.Random(number).choice(sorted(stint.pids))
                 name = place_of(self.folder.parent, stint.pids[victim])
                 names = [each for each in self.present if each != name]
@@ -141,9 +149,9 @@ class Disturbance(threading.Thread):
         deadline = time.time() + 60
         while time.time() < deadline:
             last = (stints(self.folder) or [None])[-1]
-            if last and last.size == size and last.began > since:
-                if all(len(each.forwards) >= self.steps for each in last.built):
-                    return last
+            is_new = last is not None and last.size == size and last.began > since
+            if is_new and all(len(each.forwards) >= self.steps for each in last.built):
+                return last
             time.sleep(0.1)
         return None
 
@@ -151,7 +159,7 @@ class Disturbance(threading.Thread):
 def place_of(run_dir: Path, pid: int) -> str:
     """The stand-in host of a process, from the log that it has open."""
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        target = Path(os.readlink(path))
+        target = path.readlink()
         if target.parent == run_dir / "logs" and target.name.startswith("worker-"):
             return target.name.removeprefix("worker-").rpartition("-")[0]
     raise AssertionError(f"{pid} has no log of a place open")
