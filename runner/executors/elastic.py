@@ -160,9 +160,9 @@ class Elastic:
                 code = 0
             except Exception as error:  # noqa: BLE001 (told with the next change of the workers)
                 self._lost.append(account_of(error))
+                self._hosts.lost(place)
             break
         if code:
-            self._hosts.lost(place)
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(rank)
         return code, time.time()
