@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from runner.executor_schema import Keep
 from runner.plan import DataFacts, Plan, Position, make_plan
 from runner.resources import workers_in_words
-from runner.schema import Experiment, Keep
+from runner.schema import Experiment
 
 
 def resized(
@@ -22,8 +23,10 @@ def resized(
     if experiment.executor.keep is Keep.global_batch:
         share = math.ceil(plan.global_batch_size / workers)
         accumulation = math.ceil(share / experiment.trainer.batch_size)
-        sizes = {"batch_size": math.ceil(share / accumulation), "accumulation_steps": accumulation}
-        return experiment, replace(plan, resources=resources, **sizes)
+        rows = math.ceil(share / accumulation)
+        return experiment, replace(
+            plan, resources=resources, batch_size=rows, accumulation_steps=accumulation
+        )
     changed = replace(experiment, scaling=replace(experiment.scaling, num_workers=workers))
     return changed, make_plan(changed, data, resources, position)
 

@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from runner.errors import refuse
-from runner.schema import ExecutorName, Experiment, Ingest, Keep
+from runner.executor_schema import ExecutorName, Keep
+from runner.schema import Experiment, Ingest
 
 if TYPE_CHECKING:
     from runner.job import Job, Memory, Received, Restarted

@@ -13,7 +13,7 @@ from runner.saving import Found, Training, snapshot
 from runner.train_state import TrainState
 
 
-class Held(State):  # type: ignore[misc]  # of Horovod, which has no types
+class Held(State):
     """A commit is a checkpoint in memory (saving.snapshot), on every rank: the weights, the optimizer, the schedule, all ranks'
     random numbers and sums, everything measured, and the position."""
 
