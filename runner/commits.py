@@ -15,7 +15,7 @@ class Commits(Protocol):
     )  # what the training goes on from, on every rank; None: from a checkpoint, or from the start
 
     def is_due(self, state: TrainState) -> bool:
-        """Asked once a step, and answered alike on all ranks."""
+        """Asked once a step, and answered alike on all ranks; besides, each time the loop pauses is due."""
 
     def keep(self, training: Training, communicator: Communicator) -> bool:
         """Take a copy on every rank. Whether other workers are to go on from it. Collective."""

@@ -180,10 +180,8 @@ def train(
             goes_on = not (state.ended or state.stopped)
             pruned = goes_on and plan.goal.monitor in metrics and is_pruned(metrics)
             paused = goes_on and state.rows == 0 and stage is not None and state.epoch == stage.until
-            if metrics or commits.is_due(
-                state
-            ):  # before it is recorded: a second value of a step is not kept
-                is_resized = commits.keep(training, communicator) and goes_on and not pruned
+            # Before anything is recorded, of which a second value is not kept.
+            is_resized = commits.keep(training, communicator) and goes_on and not pruned
             for measured in added:
                 tracker.log_metrics(measured)
             if settings.enabled and (is_due or is_best or pruned or paused):

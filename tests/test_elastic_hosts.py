@@ -131,7 +131,6 @@ def test_connections_to_peers_are_ended_and_nothing_else():
     with socket.create_server(("127.0.0.1", 0)) as other_server:
         other = socket.create_connection(other_server.getsockname())
         connections = Connections()
-        connections.before()
         server = socket.create_server(("127.0.0.1", 0))
         mine = socket.create_connection(server.getsockname())
         peer, _ = server.accept()

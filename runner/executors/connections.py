@@ -16,16 +16,14 @@ class Connections:
     """What is opened between `before` and `after` Horovod connects."""
 
     def __init__(self) -> None:
-        self._others: set[str] = set()
         self._opened: dict[str, int] = {}
-        self.are_known = False
+        self.before()
 
     def before(self) -> None:
-        self._others, self.are_known = set(_sockets()), False
+        self._others = set(_sockets())
 
     def after(self) -> None:
         self._opened = {name: number for name, number in _sockets().items() if name not in self._others}
-        self.are_known = True
 
     def end(self) -> None:
         """Those to peers; who waits for this rank gets an error."""

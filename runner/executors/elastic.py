@@ -17,7 +17,7 @@ from runner.errors import TrainingError, first_line
 from runner.executors.attempts import EndedError, persistently
 from runner.executors.board import Board, started
 from runner.executors.elastic_workers import POLL_SECONDS, Workers
-from runner.executors.session import collect
+from runner.executors.session import RECORD_SECONDS, collect
 from runner.job import Job, Memory, Received, Restarted
 from runner.plan import Plan
 from runner.resize import line
@@ -126,6 +126,7 @@ class Elastic:
         hosts.ban(place)
         self._has_failed = True
         if hosts.left < least:
+            time.sleep(RECORD_SECONDS)
             raise EndedError(f"rank {rank} failed")
 
     def _cause(self, size: int) -> str:

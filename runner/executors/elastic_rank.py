@@ -36,10 +36,10 @@ def serve(place: str, config: dict[str, Any]) -> None:
     rank = Rank(job, ray.get(config["memory"]), place, config)
     # Between two trainings a process is no rank: what it prints then is in a log of its own.
     with captured(job.run_dir / "logs" / f"worker-{place}.log"):
-        rank.connections.before()
+        connections = Connections()
         rank.connect()
-        rank.connections.after()
-        hvd.elastic.run(rank.train)(Held(job.experiment.executor.commit_steps))
+        connections.after()
+        hvd.elastic.run(rank.train)(Held(job.experiment.executor.commit_steps, connections))
 
 
 class Rank:
@@ -53,7 +53,6 @@ class Rank:
         self._is_restart = config["is_restart"]
         self._delivers = ray.get_runtime_context().get_node_id() != config["node"]
         self._is_connected = False
-        self.connections = Connections()
         self._process = ProcessState()
 
     def connect(self) -> HorovodCommunicator:
@@ -73,8 +72,6 @@ class Rank:
 
         self._process.restore(self._job.experiment.trainer.compile)
         communicator = self.connect()
-        if not self.connections.are_known:
-            self.connections.after()
         rank, size = communicator.rank, communicator.size
         os.environ |= {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size)}
         try:
@@ -98,13 +95,10 @@ class Rank:
             )
         except Exception as error:
             if isinstance(lost_peer(error), LostPeerError):
-                self.connections.end()
-                self.connections.before()  # what comes next is Horovod's, which connects anew
                 raise HorovodInternalError(account_of(error)) from error
-            self._tell("failed", self._place, rank)
+            self._tell("failed", self._place, rank)  # each for itself
             raise
         if measured is not None:
-            self.connections.before()
             raise HostsUpdatedInterrupt(held.skips_sync)
 
     def _job_of(self, size: int, held: Any, communicator: HorovodCommunicator) -> tuple[Job, int]:

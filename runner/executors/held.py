@@ -8,6 +8,7 @@ from horovod.common.elastic import State
 from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from runner.communicator import Communicator
+from runner.executors.connections import Connections
 from runner.plan import Position
 from runner.saving import Found, Training, snapshot
 from runner.train_state import TrainState
@@ -17,13 +18,13 @@ class Held(State):
     """A commit is a checkpoint in memory (saving.snapshot), on every rank: the weights, the optimizer, the schedule, all ranks'
     random numbers and sums, everything measured, and the position."""
 
-    def __init__(self, every_steps: int) -> None:
+    def __init__(self, every_steps: int, connections: Connections) -> None:
         from horovod.torch import broadcast_object, rank
 
         super().__init__(bcast_object=broadcast_object, get_rank=rank)
         self.found: Found | None = None
         self.skips_sync = False  # what the last change of the workers says
-        self._every = every_steps
+        self._every, self._connections = every_steps, connections
 
     @property
     def position(self) -> Position | None:
@@ -43,6 +44,7 @@ class Held(State):
             self.check_host_updates()
         except HostsUpdatedInterrupt as change:
             self.skips_sync = change.skip_sync
+            self._connections.before()
             return True
         return False
 
@@ -54,4 +56,10 @@ class Held(State):
         """A commit is taken by `keep`."""
 
     def restore(self) -> None:
-        """A training is built anew from `found`."""
+        """After a loss, before Horovod connects anew. The training will be built from `found`."""
+        self._connections.end()
+        self._connections.before()
+
+    def reset(self) -> None:
+        """After Horovod has connected anew."""
+        self._connections.after()
