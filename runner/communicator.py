@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,8 +98,17 @@ class SingleProcess:
 class HorovodCommunicator:
     """hvd.init'ed ranks. HOROVOD_* settings are read at init, so they are set here, just before."""
 
-    def __init__(self, settings: Horovod, deterministic: bool, timeline: Path | None = None) -> None:
+    def __init__(
+        self,
+        settings: Horovod,
+        deterministic: bool,
+        timeline: Path | None = None,
+        without: Collection[str] = (),
+    ) -> None:
+        """`without` these variables of the environment."""
         os.environ.update(environment(settings, deterministic))
+        for name in without:
+            del os.environ[name]
         if timeline is not None:  # rank 0 alone writes it
             timeline.parent.mkdir(parents=True, exist_ok=True)
             os.environ["HOROVOD_TIMELINE"] = str(timeline)

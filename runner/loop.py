@@ -29,9 +29,11 @@ def fit(
     ingest: Ingest,
     communicator: Communicator,
     due: Due = lambda state: False,
+    pauses: Due = lambda state: False,
 ) -> Iterator[Moment]:
     """Train from `state` to the plan's last step; yields the same moments on all ranks, at each of which `state`,
-    `stretch` and the learner are all that a resumed training needs."""
+    `stretch` and the learner are all that a resumed training needs: after each epoch and validation, where a checkpoint is
+    `due`, and where it `pauses` besides."""
     learner.train_mode()
     lrs: list[NewLR] = []
     state.ended = plan.is_over(state.progress)
@@ -66,7 +68,7 @@ def fit(
                 lrs.append(NewLR(state.step, int(time.time() * 1000), lr))
             state.lr = lr
             is_due = due(state)
-            if metrics or is_due:
+            if metrics or is_due or pauses(state):
                 yield Moment(metrics, is_due, lrs)
                 lrs = []
             if state.stopped or state.ended:

@@ -96,7 +96,8 @@ def plan_resources(experiment: Experiment, machine: Machine) -> ResourcePlan:
     cpus = scaling.resources_per_worker.CPU
     if cpus is None:
         # A machine is shared by fractions; a cluster (which may grow) gives whole CPUs.
-        share = math.floor((machine.cpus - reserved) / workers * 100) / 100
+        most = max(workers, experiment.executor.max_workers or 0)
+        share = math.floor((machine.cpus - reserved) / most * 100) / 100
         cpus = 1.0 if machine.is_cluster or share >= 1 else max(MIN_CPU_SHARE, share)
     custom = sorted((name, amount) for name, amount in scaling.custom_resources.items() if amount)
     if scaling.accelerator_type is not None:  # as Ray's ScalingConfig(accelerator_type=…) asks for it

@@ -101,10 +101,17 @@ class Due:
         return bool(is_due)
 
 
+Found = tuple[str, dict[str, Any]]  # (name, all that is in it) of what a training goes on from
+
+
 def snapshot(
-    training: Training, communicator: Communicator, facts: dict[str, Any], attachments: dict[str, bytes]
+    training: Training,
+    communicator: Communicator,
+    facts: dict[str, Any],
+    attachments: dict[str, bytes],
+    on_all: bool = False,
 ) -> Snapshot | None:
-    """A copy of all that resumes the training, on rank 0; None on the others. Collective."""
+    """A copy of all that resumes the training, on rank 0 or `on_all`; None on the others. Collective."""
     state, stretch, learner = training.state, training.stretch, training.learner
     mine = {
         "random": rank_state.random_state(),
@@ -112,7 +119,7 @@ def snapshot(
         **learner.rank_state(),
     }
     ranks = rank_state.gather(communicator, mine)
-    if communicator.rank != 0:
+    if communicator.rank != 0 and not on_all:
         return None
     facts = {
         **facts,
@@ -141,14 +148,17 @@ def resume(
     communicator: Communicator,
     seed: int,
     fetch: Callable[[], Iterable[Path]] = tuple,
+    held: Found | None = None,
 ) -> str | None:
     """Put `training` where the newest sound checkpoint under `root` was written, and return its name; None where there is
     none. Rank 0 reads it, or the first of `fetch` that is sound where the folder has none; the others receive it.
-    Collective.
+    Collective, unless all ranks have what they go on from: `held`.
 
     Raises CheckpointError where all are damaged, or the newest is of another model.
     """
-    found = communicator.broadcast(_newest(root, fetch) if communicator.rank == 0 else None)
+    found = held
+    if held is None:
+        found = communicator.broadcast(_newest(root, fetch) if communicator.rank == 0 else None)
     if found is None:
         return None
     name, saved = found
@@ -210,8 +220,8 @@ def read_final(model: nn.Module, folder: Path) -> None:
     (folder / FINAL).unlink()
 
 
-def _newest(root: Path, fetch: Callable[[], Iterable[Path]]) -> tuple[str, dict[str, Any]] | None:
-    """(name, state) of the checkpoint to go on from."""
+def _newest(root: Path, fetch: Callable[[], Iterable[Path]]) -> Found | None:
+    """The checkpoint to go on from."""
     found = checkpoint.load_latest(root, warn=print)
     if found is not None:
         return found[0].name, found[2]

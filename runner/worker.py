@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from runner import schema, secrets
 from runner.checkpoint_writer import Writer
+from runner.commits import Commits, NoCommits
 from runner.communicator import Communicator, LostPeerError, device, lost_peer
 from runner.diagnosis import FirstFailure
 from runner.errors import RunnerError, TrainingError
@@ -37,6 +38,7 @@ from runner.train_state import Metrics, TrainState
 from runner.watchdog import NullWatchdog, Watchdog, open_watchdog
 
 REPORT_SECONDS = 1.0
+NO_COMMITS = NoCommits()
 
 
 Shards = Mapping[str, Any]
@@ -66,15 +68,18 @@ def train_loop_per_worker(
     is_pruned: IsPruned = lambda metrics: False,
     stage: Stage | None = None,
     is_captured: bool = True,
+    commits: Commits = NO_COMMITS,
 ) -> Metrics | None:
     """Train on this rank, with its output in logs/rank-N.log (if `is_captured`) and a failure in errors/rank-N.json; `enter` comes first.
 
     With Ray Data ingest `shards` are this rank's DataIterators by split. `is_restart`: after a lost process. `delivers`: what
     rank 0 has recorded is in MLflow at the end; else the rest is left to the driver, which sees the same folder. Returns the
-    metrics at the end of a stage, None at the training's end.
+    metrics at the end of a stage, or where `commits` says that other workers go on; None at the training's end.
     """
     with recorded(job.run_dir, rank, is_captured) as failed:
-        return train(job, memory, shards, connect(), report, is_restart, failed, delivers, is_pruned, stage)
+        return train(
+            job, memory, shards, connect(), report, is_restart, failed, delivers, is_pruned, stage, commits
+        )
 
 
 @contextlib.contextmanager
@@ -113,6 +118,7 @@ def train(
     delivers: bool = True,
     is_pruned: IsPruned = lambda metrics: False,
     stage: Stage | None = None,
+    commits: Commits = NO_COMMITS,
 ) -> Metrics | None:
     """Build or resume, fit, and after each epoch and validation: checkpoint, track, report. `failed` is told an error
     before anything is closed. Returns as train_loop_per_worker."""
@@ -128,7 +134,8 @@ def train(
         open_now.enter_context(contextlib.closing(ingest))
         goes_on = job.resumes or is_restart
         if goes_on:
-            resumed = resume(training, checkpoints, communicator, experiment.seed, uploaded(job))
+            fetch = uploaded(job)
+            resumed = resume(training, checkpoints, communicator, experiment.seed, fetch, commits.found)
             report({"resumed": resumed, "history": training.reports()})
         tracker: Tracker = NullTracker()
         if rank == 0:  # it alone writes checkpoints and metrics
@@ -146,7 +153,7 @@ def train(
         open_now.enter_context(contextlib.closing(writer))
         open_now.push(lambda kind, error, trace: failed(error))  # at once: to close all that may take seconds
         unreported: list[Metrics] = []
-        pruned = paused = False
+        pruned = paused = is_resized = False
         started = time.time()
         moments = fit(
             state,
@@ -156,27 +163,31 @@ def train(
             ObservedIngest(ingest, watchdog.beat),
             communicator,
             Due(settings, communicator),
+            commits.is_due,
         )
         for metrics, is_due, lrs in moments:
             is_best = bool(metrics) and state.best_step == state.step
-            for measured in training.add(metrics, lrs):
-                tracker.log_metrics(measured)
+            added = training.add(metrics, lrs)
             if metrics:
                 training.best = metrics if is_best else training.best
                 unreported.append(metrics)
             goes_on = not (state.ended or state.stopped)
             pruned = goes_on and plan.goal.monitor in metrics and is_pruned(metrics)
             paused = goes_on and state.rows == 0 and stage is not None and state.epoch == stage.until
+            # Before anything is recorded, of which a second value is not kept.
+            is_resized = commits.keep(training, communicator) and goes_on and not pruned
+            for measured in added:
+                tracker.log_metrics(measured)
             if settings.enabled and (is_due or is_best or pruned or paused):
                 save(job, training, metrics, is_best, communicator, writer)
             watchdog.beat()
-            if pruned or paused:
+            if pruned or paused or is_resized:
                 break
             # A report waits for the driver, so short epochs share one; the seconds are the same on all ranks.
             if sum(each["seconds/training"] for each in unreported) > REPORT_SECONDS:
                 report({"history": unreported})
                 unreported = []
-        if paused:
+        if paused or is_resized:
             communicator.close()
             report({"history": unreported, "best": training.best, "started": started})
             return metrics

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from runner.errors import refuse
-from runner.executor_schema import ExecutorName
+from runner.executor_schema import ExecutorName, Keep
 from runner.executors import ray_cluster
 from runner.executors.launched import launched
 from runner.schema import Experiment, Ingest, Placement
@@ -72,6 +72,8 @@ def check(experiment: Experiment) -> None:
     check_hosts(experiment)
     if uses_train_v2(experiment):
         check_train_v2(experiment)
+    if experiment.executor.name is ExecutorName.elastic:
+        check_elastic(experiment)
 
 
 def check_hosts(experiment: Experiment) -> None:
@@ -113,6 +115,38 @@ def check_train_v2(experiment: Experiment) -> None:
     if fewest is not None and fewest > workers:
         why = f"more than scaling.num_workers={workers}, the most workers"
         raise refuse("executor.min_workers", fewest, why, f"executor.min_workers={workers}")
+
+
+def check_elastic(experiment: Experiment) -> None:
+    executor, workers = experiment.executor, experiment.scaling.num_workers
+    most = executor.max_workers or workers
+    if executor.least > most:
+        raise refuse(
+            "executor.min_workers",
+            executor.least,
+            f"more than {most}, the most workers",
+            f"executor.min_workers={most}",
+        )
+    if executor.cooldown_s is not None:
+        low, high = (*executor.cooldown_s, 0, 0)[:2]
+        if len(executor.cooldown_s) != 2 or not 1 <= low <= high <= 3600:
+            what = "must be two numbers of seconds from 1 to 3600, the shortest and the longest"
+            raise refuse("executor.cooldown_s", executor.cooldown_s, what, "executor.cooldown_s=[1,60]")
+    if experiment.horovod.cycle_time_ms != 1.0:
+        why = "Horovod 0.28.1 cannot connect again with another one"
+        raise refuse(
+            "horovod.cycle_time_ms", experiment.horovod.cycle_time_ms, why, "horovod.cycle_time_ms=1"
+        )
+    if experiment.dataset.ingest is Ingest.ray_data:
+        why = "deals an epoch's rows once, to workers that stay"
+        raise refuse("dataset.ingest", Ingest.ray_data.value, why, "dataset.ingest=dataloader")
+    if executor.keep is Keep.global_batch and is_adaptive(experiment):
+        why = "AdaScale measures the gain over as many micro-batches of the base batch in each step"
+        raise refuse("executor.keep", executor.keep.value, why, "executor.keep=per_worker_batch")
+
+
+def is_adaptive(experiment: Experiment) -> bool:
+    return str(experiment.lr_scaling.target.get("_target_", "")).endswith(".adascale")
 
 
 def check_in_sweep(experiment: Experiment) -> None:

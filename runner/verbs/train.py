@@ -171,6 +171,9 @@ def launch(
                 change_config(record, run_dir, changed)
             history[:] = values.pop("history")
             result["metrics"] = history[-1] if history else {}
+        elif line := values.pop("event", None):
+            screen.line(line)
+            record.log_event(line)
         for metrics in values.pop("history", ()):
             history.append(metrics)
             result["metrics"] = metrics
@@ -231,6 +234,8 @@ def describe_result(record: RunRecord, result: Result, plan: Plan) -> None:
         tags["runner.weights_sha256"] = result["weights_sha256"]
     if result["status"] == "PRUNED":
         tags["runner.pruned"] = result["pruned"]
+    if "degraded" in result:
+        tags["runner.degraded"] = result["degraded"]
     record.set_tags(tags)
     if result["status"] not in DONE:
         return  # what it came to is said when it has gone on

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 COLUMNS = ("train", "exception", "resume", "SIGKILL", "hash at 2 workers")
-EXECUTORS = ("horovod_trainer", "ray_executor", "train_v2", "horovodrun", "local")
+EXECUTORS = ("horovod_trainer", "ray_executor", "train_v2", "horovodrun", "elastic", "local")
 OWN_PROCESS = ("train_v2",)  # of one process and the others: in the tests' Ray Train is V1
+OPTIONS = {"elastic": ("executor.min_workers=2", "executor.commit_steps=1")}
 WORKERS = {"local": 1}  # of the others: 2
 NO_CELL = {
     ("local", "SIGKILL"): "its one process is the driver's: see rows 14 and 15",
