@@ -40,7 +40,6 @@ from runner.watchdog import NullWatchdog, Watchdog, open_watchdog
 REPORT_SECONDS = 1.0
 NO_COMMITS = NoCommits()
 
-
 Shards = Mapping[str, Any]
 Connect = Callable[[], Communicator]
 # Called equally often on every rank; rank 0's values reach the driver.
