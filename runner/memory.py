@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.executor_schema import ExecutorName
 from runner.plan import Plan
-from runner.schema import ExecutorName, Experiment
+from runner.schema import Experiment
 
 MB, GB = 10**6, 10**9
 # Measured (proportional set sizes): torch, Ray and Horovod in a worker; MLflow beside them in rank 0; a local Ray's processes.

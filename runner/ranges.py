@@ -31,6 +31,7 @@ AT_LEAST = {
     "dataset.loader_workers": 0,
     "dataset.shuffle_rows": 1,
     "horovod.groups": 1,
+    "executor.min_workers": 1,
     "horovod.fusion_threshold_mb": 0,
     "horovod.cache_capacity": 0,
     "horovod.timeout_s": 1,

@@ -26,6 +26,7 @@ from runner import __main__ as door
 from runner import build, config, lightning, secrets
 from runner.diagnosis import diagnose
 from runner.errors import LaunchError, TrainingError, refuse
+from runner.executor_schema import ExecutorName
 from runner.executors import ray_cluster
 from runner.executors.attempts import EndedError
 from runner.executors.choice import DEFAULT
@@ -36,7 +37,7 @@ from runner.options import with_its_rate, with_options
 from runner.prepare import prepare
 from runner.ranges import check_values
 from runner.request import Request
-from runner.schema import Backend, ExecutorName
+from runner.schema import Backend
 from runner.train_state import Metrics
 from runner.verbs.proof_jobs import job_of, memory_of
 

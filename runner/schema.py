@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from runner.executor_schema import Executor
 from runner.sweep_schema import Search, Sweep
 
 Target = dict[str, Any]  # {"_target_": "package.callable", argument: value, …}
@@ -167,25 +168,6 @@ class LRScaling:
 class Resources:
     CPU: float | None = None  # null: one whole CPU each, or an equal share where the machine has fewer
     GPU: float | None = None  # null: one each where GPUs are used
-
-
-class ExecutorName(Enum):
-    """How the workers are started; the modules of executors/ have these names."""
-
-    horovod_trainer = "horovod_trainer"
-    horovodrun = "horovodrun"
-    local = "local"
-    ray_executor = "ray_executor"
-    train_v2 = "train_v2"
-
-
-@dataclass
-class Executor:
-    name: ExecutorName = ExecutorName.horovod_trainer
-    num_hosts: int | None = (
-        None  # ray_executor: so many, of as many workers each; they give scaling.num_workers
-    )
-    num_workers_per_host: int | None = None  # null: 1
 
 
 @dataclass

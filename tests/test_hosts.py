@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ConfigError
+from runner.executor_schema import ExecutorName
 from runner.executors import choice
 from runner.request import Request
-from runner.schema import ExecutorName, Placement
+from runner.schema import Placement
 from tests.composed import compose
 from tests.fakes import make_experiment
 

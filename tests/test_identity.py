@@ -23,7 +23,7 @@ SAME_RUN = keys("""
     verbose dry_run resume study allowed_targets skip_checks
     tracking.backend tracking.uri tracking.experiment tracking.run_name tracking.log_model tracking.plots
     tracking.flush_seconds tracking.on_outage
-    executor.name executor.num_hosts executor.num_workers_per_host
+    executor.name executor.num_hosts executor.num_workers_per_host executor.min_workers
     search.method search.trials search.seed search.min_epochs search.reduction
     search.population search.perturb_every_epochs search.quantile search.resample
     sweep.isolation sweep.max_concurrent sweep.on_failure sweep.retry_failed sweep.cache sweep.dry_run sweep.models

@@ -12,7 +12,7 @@ RUNNER = PROJECT / "runner"
 # Each room imports only from the rooms of the lines above its own.
 LAYERS = [
     {"secrets"},
-    {"json_file", "sweep_schema", "sources"},
+    {"json_file", "executor_schema", "sweep_schema", "sources"},
     {"errors", "schema", "lr_scaling", "rank_log", "provenance", "reach", "interrupts", "train_state"},
     {"targets", "plain_words", "checks"},
     {"resources", "build", "communicator", "checkpoint", "snapshot", "run_folder", "stacks", "tracking"},

@@ -11,11 +11,11 @@ from torch import nn
 
 from runner import memory, preflight
 from runner.errors import PreflightError
+from runner.executor_schema import ExecutorName
 from runner.memory import GB, MB, Footprint, Needs
 from runner.plan import DataFacts, make_plan
 from runner.rehearsal import Saved, footprint, weights_alone
 from runner.resources import Machine, plan_resources
-from runner.schema import ExecutorName
 from tests.fakes import LAPTOP, make_experiment
 
 MODEL = Footprint(weights=100 * MB, gradients=80 * MB, row=MB)

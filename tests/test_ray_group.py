@@ -5,11 +5,12 @@ import stat
 import pytest
 from horovod.ray import RayExecutor
 
+from runner.executor_schema import ExecutorName
 from runner.executors import ray_executor, ray_group
 from runner.job import Job
 from runner.plan import DataFacts, make_plan
 from runner.resources import Machine, plan_resources
-from runner.schema import ExecutorName, Horovod, Placement
+from runner.schema import Horovod, Placement
 from tests.fakes import make_experiment
 
 GPUS = Machine(cpus=64, gpus=8, horovod_gpu=True)

@@ -18,7 +18,7 @@ class Attempts:
     """How many restarts there were, and whether there is to be another."""
 
     def __init__(self, job: Job, restarted: Restarted) -> None:
-        self._job, self._restarted = job, restarted
+        self.job, self._restarted = job, restarted  # the job, of as many workers as there are
         self.count, self._since = 0, time.time()
 
     def failed(self, account: str) -> RunnerError | None:
@@ -26,8 +26,8 @@ class Attempts:
 
         `account` is what Ray or a rank says of the end of this one.
         """
-        most = self._job.experiment.trainer.max_failures
-        found = diagnose(self._job.run_dir, self._job.plan.num_workers, self._since, account)
+        most = self.job.experiment.trainer.max_failures
+        found = diagnose(self.job.run_dir, self.job.plan.num_workers, self._since, account)
         if found.is_final or self.count == most:
             return tried_in_vain(found, self.count, most)
         self.count += 1

@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from runner.errors import refuse
+from runner.executor_schema import ExecutorName
 from runner.executors import ray_cluster
 from runner.executors.launched import launched
-from runner.schema import ExecutorName, Experiment, Ingest, Placement
+from runner.schema import Experiment, Ingest, Placement
 
 if TYPE_CHECKING:
     from runner.job import Job, Memory, Received, Restarted
@@ -69,6 +70,8 @@ def check(experiment: Experiment) -> None:
         instead = "dataset.ingest=dataloader" if launched() else f"executor={DEFAULT.value}"
         raise refuse("dataset.ingest", ingest, f"executor={name} starts no Ray", instead)
     check_hosts(experiment)
+    if uses_train_v2(experiment):
+        check_train_v2(experiment)
 
 
 def check_hosts(experiment: Experiment) -> None:
@@ -103,6 +106,13 @@ def check_hosts(experiment: Experiment) -> None:
         raise refuse(
             "scaling.resources_per_worker.GPU", f"{gpus:g}", why, "scaling.resources_per_worker.GPU=1"
         )
+
+
+def check_train_v2(experiment: Experiment) -> None:
+    fewest, workers = experiment.executor.min_workers, experiment.scaling.num_workers
+    if fewest is not None and fewest > workers:
+        why = f"more than scaling.num_workers={workers}, the most workers"
+        raise refuse("executor.min_workers", fewest, why, f"executor.min_workers={workers}")
 
 
 def check_in_sweep(experiment: Experiment) -> None:

@@ -100,6 +100,8 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
             contextlib.nullcontext() if verbose or address else ray_node.lean(),
         ):
             ray.init(**options)
+        if not verbose:
+            ray_node.silence()
     except SystemExit:  # Ray's own handler of SIGTERM, which it installs while it starts
         terminated = True
     except Exception as error:

@@ -37,6 +37,13 @@ def lean() -> Iterator[None]:
         yield
 
 
+def silence() -> None:
+    """Of a lost worker Ray prints a thousand characters on the driver; what it comes to is said by us (diagnosis.py)."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *arguments, **options: None
+
+
 def _awaited(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
     """Called when the node is there, or after WAIT_SECONDS, to say what is wrong."""
     from ray._raylet import GcsClient  # type: ignore[attr-defined]

@@ -1,33 +1,27 @@
 """Ray Train V2 with Horovod as its backend, which V2 itself does not have: for the day when V1 goes, and HorovodTrainer with it.
 
-Use it where V2 is wanted already. Not in a process that has used V1, whose version of Ray Train is settled; not for sweeps; and
-it starts no faster. The number of workers is fixed for a run.
+Use it where V2 is wanted already, and on a cluster that loses nodes: a run may go on with fewer workers there, and with more when
+nodes join (executor.min_workers), each time from its last checkpoint. Not beside horovod_trainer in one process, which has one
+version of Ray Train; not for sweeps.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 from runner import secrets
-from runner.diagnosis import account_of
-from runner.errors import RunnerError, TrainingError
+from runner.errors import TrainingError
 from runner.executors import ray_cluster
-from runner.executors.attempts import Attempts
-from runner.executors.board import Board, Event, started
+from runner.executors.board import Board, started
 from runner.executors.ray_train import horovod_settings, scaling
 from runner.executors.session import collect
-from runner.ingest import ray_data
+from runner.executors.v2_driver import Driver
 from runner.job import Job, Memory, Received, Restarted
 from runner.profile import TIMELINE
-from runner.schema import Ingest
 
-POLL_SECONDS = 10.0  # that one look at the board takes at most
 ASK_SECONDS = 60.0  # for the driver to answer a rank
-RECORD_SECONDS = 0.5  # for the other ranks to write down what happened to them
+RESIZE_SECONDS = 20  # for a group to get its places, before there is another look at how many there are
 SPARE_CALLS = 4  # threads of the board besides those in which ranks wait
 
 
@@ -37,33 +31,25 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
 
     Ray must have been started (ray_cluster.start), with V2 (ray_cluster.use_train).
     """
-    import ray
     from ray.train import RunConfig, ScalingConfig
 
     from runner.executors.horovod_backend import HorovodConfig
     from runner.executors.v2_trainer import Trainer
 
     experiment = job.experiment
-    shards: list[Mapping[str, Any]] = [{}] * job.plan.num_workers
-    if experiment.dataset.ingest is Ingest.ray_data:  # V2 knows no stream of one rank alone
-        shards, splits = ray_data.dealt(memory.splits, job.plan, experiment.seed)
-        memory = replace(memory, splits=splits)
     name = f"train-{uuid4().hex[:12]}"
     board = started(Board, name, job.plan.num_workers + SPARE_CALLS)
-    driver = Driver(job, board, received, restarted)
-    timeout = experiment.horovod.placement_group_timeout_s
+    driver = Driver(job, memory, board, received, restarted)
     is_local = ray_cluster.cluster_address(experiment.scaling.address) is None
     settings = scaling(job.plan.resources, experiment.scaling.placement_strategy)
     del settings["trainer_resources"]  # V2's controller takes none
+    timeout = experiment.horovod.placement_group_timeout_s
+    if experiment.executor.min_workers is not None and not is_local:
+        settings["num_workers"] = (experiment.executor.min_workers, job.plan.num_workers)
+        timeout = min(timeout, RESIZE_SECONDS)
     trainer = Trainer(
         _train_loop_per_worker,
-        # References, so that the controller, which passes them on, unpickles nothing of the user's.
-        train_loop_config={
-            "board": name,
-            "job": ray.put(secrets.hide(job)),
-            "memory": ray.put(memory),
-            "shards": ray.put(shards),
-        },
+        train_loop_config={"board": name},
         backend_config=HorovodConfig(**horovod_settings(experiment.horovod)),
         scaling_config=ScalingConfig(**settings),
         run_config=RunConfig(name="ray", storage_path=str(job.run_dir.absolute())),
@@ -83,50 +69,6 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
     collect(job.run_dir, driver.node)
 
 
-class Driver:
-    """Hears what the ranks report, and says whether there is another attempt."""
-
-    def __init__(self, job: Job, board: Any, received: Received, restarted: Restarted) -> None:
-        import ray
-
-        self._job, self._board, self._received = job, board, received
-        self._attempts = Attempts(job, restarted)
-        self._final: RunnerError | None = None
-        self.node = ray.get_runtime_context().get_node_id()
-
-    def follow(self, running: Any) -> None:
-        """Until the controller's `running` is over. Raises what it raises."""
-        import ray
-
-        seen, is_over = 0, False
-        while not is_over:
-            news = self._board.events.remote(seen, POLL_SECONDS)
-            ray.wait([news, running])  # for whichever is first
-            if is_over := bool(ray.wait([running], timeout=0)[0]):
-                news = self._board.events.remote(seen, 0.0)
-            events = ray.get(news)
-            for index, event in enumerate(events, start=seen):
-                self._hear(index, event)
-            seen += len(events)
-        ray.get(running)
-
-    def explained(self, error: BaseException) -> RunnerError:
-        """The root cause of the training's end."""
-        return self._final or self._attempts.failed(account_of(error)) or TrainingError(account_of(error))
-
-    def _hear(self, index: int, event: Event) -> None:
-        what, *rest = event
-        if what == "report":
-            self._received(rest[0])
-        elif what == "joins":
-            self._board.answer.remote(index, self._attempts.count > 0)
-        else:
-            time.sleep(RECORD_SECONDS)
-            collect(self._job.run_dir, self.node)
-            self._final = self._attempts.failed(rest[0])
-            self._board.answer.remote(index, self._final is None)
-
-
 def _train_loop_per_worker(config: dict[str, Any]) -> None:
     """Runs in a Ray worker: the Ray side of worker.train_loop_per_worker."""
     import ray
@@ -136,11 +78,14 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     from runner.job import enter
     from runner.worker import train_loop_per_worker
 
-    open_job, kept = ray.get(config["job"])
+    board, rank = ray.get_actor(config["board"]), train.get_context().get_world_rank()
+    handed = ray.get(board.ask.remote(("joins", rank), ASK_SECONDS))
+    if handed is None:
+        raise TrainingError("the driver gives this rank no job")
+    (open_job, kept), shards, memory, is_restart = ray.get(handed[0])
     job: Job = secrets.reveal(open_job, kept)
     enter(job)  # what is unpickled below may be of the user's modules
-    experiment, board = job.experiment, ray.get_actor(config["board"])
-    rank = train.get_context().get_world_rank()
+    experiment = job.experiment
 
     def connect() -> Communicator:
         timeline = job.run_dir / TIMELINE if experiment.horovod.timeline else None
@@ -151,8 +96,4 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
         if rank == 0:
             ray.get(board.tell.remote(("report", values)))
 
-    is_restart = ray.get(board.ask.remote(("joins", rank), ASK_SECONDS))
-    if is_restart is None:
-        raise TrainingError("the driver does not answer")
-    memory, shards = ray.get([config["memory"], config["shards"]])
-    train_loop_per_worker(job, memory, shards[rank], connect, report, rank, is_restart)
+    train_loop_per_worker(job, ray.get(memory), shards[rank], connect, report, rank, is_restart)

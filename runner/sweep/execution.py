@@ -75,7 +75,9 @@ class Execution:
                     row = self._screen.job(
                         job.trial.number, [each for each in job.request.overrides if each not in self._common]
                     )
-                    if job.prepared is None:
+                    if job.reason is not None:
+                        self._refuse(job, job.reason)
+                    elif job.prepared is None:
                         self._ended.put((job, self._parent.earlier(job)))
                     else:
                         threads.submit(self._run, job, job.prepared, row)
@@ -127,8 +129,14 @@ class Execution:
         metrics = result["best"] or result["metrics"]
         validation = {key: value for key, value in metrics.items() if key.startswith("val/")}
         status = job.action.value if job.prepared is None else result["status"]
-        error = None if job.prepared is None else result.get("error")  # told by the sweep that had it
+        is_told = job.prepared is None and job.reason is None  # by the sweep that had it
+        error = None if is_told else result.get("error")
         self._screen.ended(job.trial.number, status, metrics_line(validation), error)
+
+    def _refuse(self, job: SweepJob, reason: str) -> None:
+        self._begins_more &= self._settings.sweep.on_failure is not OnFailure["stop"]
+        nothing: Result = {"run_id": None, "best": {}, "metrics": {}}
+        self._ended.put((job, {**nothing, "status": FAILED, "error": reason}))
 
     def _run(self, job: SweepJob, prepared: Prepared, screen: JobScreen) -> None:
         """In a thread of its own: a job, as soon as there is a session for it, to its end."""

@@ -40,6 +40,7 @@ class Action(Enum):
     RUN = "run"
     RESUME = "resume"  # where it stood
     CACHED = "cached"  # an earlier run has finished it
+    REFUSED = "refused"  # it cannot be: a search has tried what is no job
     LEAVE = "failed before"  # and is not tried again
 
 
@@ -52,6 +53,7 @@ class SweepJob:
     action: Action = Action.RUN
     earlier: Found | None = None
     prepared: Prepared | None = None  # of what runs; without its data
+    reason: str | None = None  # why it was refused
 
     @property
     def experiment(self) -> Experiment:
@@ -164,6 +166,26 @@ def line(job: SweepJob) -> str:
     run = f" (run {job.earlier.run_id})" if job.earlier else ""
     said = f"job {job.trial.number}  {' '.join(job.request.overrides)}  {job.action.value}{run}"
     return f"{said}  {'; '.join(job.prepared.plan.lines())}"
+
+
+def refused(trial: Trial, like: Request, folder: Path, error: RunnerError) -> SweepJob:
+    """A trial of a search that is no job; `like` stands for all."""
+    overrides, run_dir = secrets.masked(trial.overrides), folder / str(trial.number)
+    request = replace(like, overrides=overrides, run_dir=run_dir)
+    return SweepJob(trial, request, "", "", Action.REFUSED, reason=str(error.__cause__ or error))
+
+
+def once(known: Sequence[SweepJob], say: Callable[[str], None]) -> list[SweepJob]:
+    """Without those that are another one again."""
+    first: dict[str, int] = {}
+    kept = []
+    for job in known:
+        number = first.setdefault(job.identity, job.trial.number)
+        if number == job.trial.number or job.action is not Action.RUN:
+            kept.append(job)
+        else:
+            say(f"job {job.trial.number} is job {number} again, and left out; sweep.cache=false trains both")
+    return kept
 
 
 def status_of(run: Found) -> str:

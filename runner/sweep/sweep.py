@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from runner import interrupts, prepare, secrets
 from runner.dry_run import dry_run
+from runner.errors import RunnerError
 from runner.executors import ray_cluster
 from runner.identity import is_immaterial
 from runner.known import Known
@@ -79,17 +81,17 @@ class Sweep:
         known = [self._compared(trial) for trial in trials]
         if isinstance(source, Members):
             known = population.whole(known, self._screen.line)
+        elif settings.sweep.cache:
+            known = jobs.once(known, self._screen.line)
         if settings.sweep.dry_run or settings.dry_run:
-            for job in known:
-                self._rehearse(jobs.check(job, self._known))
-            return 0, {}
+            return self._rehearse_all(known, earlier, source), {}
         known = [self._checked(job) for job in known]
         example = next((job.prepared for job in known if job.prepared), None)
         example = example or jobs.check(jobs.aside(self._first), self._known).prepared
         assert example is not None
         common = set(secrets.masked(tuple(self._common)))
         done = sum(trial.status is not None for trial in earlier)
-        screen = SweepScreen(self._screen, source.total - done)
+        screen = SweepScreen(self._screen, source.total - done - (len(trials) - len(known)))
         pool, parent = self._start(known, example, source)
         execution = Execution(
             settings, source, known, self._next, self._known, parent, pool, example, common, screen
@@ -113,6 +115,20 @@ class Sweep:
                 pool.close()
             code = self._finish(execution, parent, status)
         return code, {number: job.told(result).value for number, (job, result) in execution.results.items()}
+
+    def _rehearse_all(self, known: Sequence[SweepJob], earlier: Sequence[Trial], source: Source) -> int:
+        """Of a search also the trials that it had, and as many of the next as can be known by now."""
+        for trial in earlier:
+            if trial.status is not None:
+                overrides = " ".join(secrets.masked(trial.overrides))
+                self._screen.line(f"job {trial.number}  {overrides}  {trial.status}")
+        is_tpe = self._settings.search.method is Method.tpe
+        coming = islice(iter(source.next, None), 1 if is_tpe else None)
+        for job in (*known, *map(self._compared, coming)):
+            self._rehearse(jobs.check(job, self._known))
+        if is_tpe:
+            self._screen.line("what comes after it depends on how it ends")
+        return 0
 
     def _rehearse(self, job: SweepJob) -> None:
         """sweep.dry_run=true: what is to be done; dry_run=true: a step of it, too."""
@@ -163,7 +179,11 @@ class Sweep:
         return jobs.check(job, self._known) if job.action in (Action.RUN, Action.RESUME) else job
 
     def _next(self, trial: Trial) -> SweepJob:
-        return self._checked(self._compared(trial))
+        """Of a search, which goes on without a trial that is no job."""
+        try:
+            return self._checked(self._compared(trial))
+        except RunnerError as error:
+            return jobs.refused(trial, self._first_request, self._folder, error)
 
     def _start(
         self, known: Sequence[SweepJob], example: prepare.Prepared, source: Source
@@ -237,7 +257,7 @@ class Sweep:
             leaderboard_files.report(found, self._folder / "leaderboard", parent.record, self._screen)
         else:
             leaderboard_table.show(found, self._screen)
-        failed = sum(result["status"] == FAILED for _, result in ordered)
+        failed = sum(row.status == FAILED for row in rows)
         if studied := [(job.experiment, result) for job, result in ordered if job.experiment.study]:
             from runner.report import study_page
 
