@@ -99,7 +99,7 @@ class FirstFailure:
 def diagnose(run_dir: Path, num_workers: int, since: float, launch_error: str | None) -> Diagnosis:
     """The cause of the attempt that began at `since` (time.time()), from the records that are later.
 
-    `launch_error` is what the launcher says of it.
+    `launch_error` is what Ray says of it; None without Ray.
     """
     errors = _records(run_dir / "errors", ".json", since)
     stalls = _records(run_dir / "stalls", ".json", since)
@@ -119,7 +119,7 @@ def diagnose(run_dir: Path, num_workers: int, since: float, launch_error: str | 
         return Diagnosis(
             LaunchError(f"the workers did not start: {why} (verbose=true shows Ray's output)"), True
         )
-    return _died(run_dir, errors, processes, num_workers, since, launch_error or "")
+    return _died(run_dir, errors, processes, num_workers, since, launch_error)
 
 
 def _raised(run_dir: Path, errors: list[Record], num_workers: int) -> Diagnosis:
@@ -161,9 +161,15 @@ def _stalled(
 
 
 def _died(
-    run_dir: Path, errors: list[Record], processes: list[Record], num_workers: int, since: float, ray: str
+    run_dir: Path,
+    errors: list[Record],
+    processes: list[Record],
+    num_workers: int,
+    since: float,
+    launch_error: str | None,
 ) -> Diagnosis:
     """A rank is gone without a word: the one whose process Ray names, else all of which nothing is known."""
+    ray = launch_error or ""
     named = re.findall(r"^\s*pid: (\d+)$", ray, re.MULTILINE)
     dead = [record["rank"] for record in processes if str(record["pid"]) in named[-1:]]
     told = {record["rank"] for record in errors}
@@ -182,7 +188,7 @@ def _died(
         how = "ended without a Python error (killed, out of memory or os._exit) or stopped answering"
     rank = dead[0] if len(dead) == 1 else None
     log = _short(log_path(run_dir, dead[0])) if rank is not None else _short(run_dir / "logs")
-    more = "; verbose=true shows Ray's account" if ray else ""
+    more = "" if launch_error is None else "; verbose=true shows Ray's account"
     error = TrainingError(f"{_ranks(dead)} {how} (log in {log}{more})")
     return Diagnosis(error, False, rank)
 

@@ -37,6 +37,11 @@ def test_the_rank_without_a_record_is_the_one_that_died(run_dir):
     )
 
 
+def test_without_ray_there_is_no_account_of_it(run_dir):
+    fails(run_dir, 0, GONE)
+    assert str(diagnose(run_dir, 2, 0.0, None).error) == f"rank 1 {DIED} (log in run/logs/rank-1.log)"
+
+
 def test_when_ray_ended_the_others_first_the_process_that_it_names_is_the_one(run_dir):
     assert line_of(run_dir) == (f"ranks 0 and 1 {DIED} (log in run/logs)")
     for rank, pid in ((0, 4711), (1, 4712)):
