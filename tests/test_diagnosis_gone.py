@@ -31,7 +31,7 @@ def test_the_rank_without_a_record_is_the_one_that_died(run_dir):
     fails(run_dir, 0, GONE)
     is_told(
         run_dir,
-        f"rank 1 {DIED} (log in run/logs/rank-1.log)",
+        f"rank 1 {DIED} (log in run/logs/rank-1.log; verbose=true shows Ray's account)",
         is_final=False,
         rank=1,
     )
@@ -43,7 +43,7 @@ def test_without_ray_there_is_no_account_of_it(run_dir):
 
 
 def test_when_ray_ended_the_others_first_the_process_that_it_names_is_the_one(run_dir):
-    assert line_of(run_dir) == (f"ranks 0 and 1 {DIED} (log in run/logs)")
+    assert line_of(run_dir) == (f"ranks 0 and 1 {DIED} (log in run/logs; verbose=true shows Ray's account)")
     for rank, pid in ((0, 4711), (1, 4712)):
         open_watchdog(run_dir / "stalls", rank, None, None, str)
         path = run_dir / f"stalls/rank-{rank}.pid"
@@ -80,7 +80,8 @@ def test_a_crash_is_told_from_python_s_own_account(run_dir):
         subprocess.run([sys.executable, run_dir / "crash.py"], stderr=log, check=False)
     is_told(
         run_dir,
-        "rank 1 crashed: Segmentation fault in run/crash.py:4 native (log in run/logs/rank-1.log)",
+        "rank 1 crashed: Segmentation fault in run/crash.py:4 native "
+        "(log in run/logs/rank-1.log; verbose=true shows Ray's account)",
         is_final=False,
         rank=1,
     )
