@@ -20,6 +20,7 @@ from runner.tracking.mlflow import clean
 
 BEST = "best/"  # metrics: the monitored one at its best, and others of that epoch
 LOST = ("FAILED", "KILLED")
+OF_THE_SWEEP = ("search=", "search.", "sweep=", "sweep.")  # overrides
 REMOVED = "(removed)"  # by an override ~key
 LARGEST = 1e300  # MLflow's SQL stores keep infinity as the largest number they have
 
@@ -117,6 +118,11 @@ def board(title: str, run_id: str | None, monitor: str, mode: Mode, rows: Iterab
     return masked(Board(title, run_id, monitor, mode, tuple(sorted(rows, key=place))))
 
 
+def _of_the_job(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Without what is said of the sweep, which may differ from one of its commands to the next."""
+    return tuple(each for each in overrides if not each.lstrip("+~").startswith(OF_THE_SWEEP))
+
+
 def rows_of(children: Sequence[Found], monitor: str) -> list[Row]:
     """Of a sweep's child runs, newest first: where a job was trained again, its newest run stands for it."""
     jobs: dict[int, Row] = {}
@@ -133,7 +139,7 @@ def row_of(job: int, asked: Sequence[str], result: Mapping[str, Any], run_dir: P
     reason = result.get("error") or result.get("pruned")
     return Row(
         number=job,
-        asked=tuple(asked),
+        asked=_of_the_job(asked),
         status=result["status"],
         value=_finite(metrics.pop(monitor, None)),
         metrics=metrics,
@@ -157,7 +163,7 @@ def _of_run(child: Found, monitor: str) -> Row:
     reason = tags.get("runner.error") or tags.get("runner.pruned")
     return Row(
         number=int(tags["runner.job"]),
-        asked=_texts(tags.get("runner.overrides", "[]")),
+        asked=_of_the_job(_texts(tags.get("runner.overrides", "[]"))),
         status=status,
         value=_finite(best.pop(clean(monitor), None)),
         metrics=best,

@@ -19,7 +19,7 @@ from runner.known import Known
 from runner.prepare import Prepared
 from runner.report.console import metrics_line
 from runner.report.sweep_screen import JobScreen, SweepScreen
-from runner.run_folder import Result, write_composed
+from runner.run_folder import Result, read_result, write_composed
 from runner.schema import Experiment
 from runner.sweep.best import Best
 from runner.sweep.job import SweepJob
@@ -160,6 +160,9 @@ class Execution:
         finally:
             if lease is not None:
                 lease.release()
+        if result and "run_id" not in result:  # its run is told of where it has one
+            told = read_result(job.request.run_dir) or {}
+            result = {**result, **{key: told[key] for key in ("run_id", "seconds") if key in told}}
         whole = result and {"run_id": None, "best": {}, "metrics": {}, **result}
         self._ended.put((job, whole))
 

@@ -92,7 +92,9 @@ class Sweep:
         common = set(secrets.masked(tuple(self._common)))
         done = sum(trial.status is not None for trial in earlier)
         screen = SweepScreen(self._screen, source.total - done - (len(trials) - len(known)))
-        pool, parent = self._start(known, example, source)
+        if done:
+            self._screen.line(f"{done} of {source.total} trials are done")
+        pool, parent = self._start(known, example, source, done < source.total)
         execution = Execution(
             settings, source, known, self._next, self._known, parent, pool, example, common, screen
         )
@@ -186,7 +188,7 @@ class Sweep:
             return jobs.refused(trial, self._first_request, self._folder, error)
 
     def _start(
-        self, known: Sequence[SweepJob], example: prepare.Prepared, source: Source
+        self, known: Sequence[SweepJob], example: prepare.Prepared, source: Source, is_to_train: bool
     ) -> tuple[Pool | Population | None, Parent]:
         """Ray with the sessions of the first jobs, and the parent run, side by side."""
         sweep = self._settings.sweep
@@ -202,7 +204,7 @@ class Sweep:
                 self._screen.line,
             )
             prepared = [job for job in known if job.prepared is not None]
-            if prepared or not known:
+            if prepared or (not known and is_to_train):
                 threading.Thread(target=preload, args=(self._settings.tracking,), daemon=True).start()
                 if example.address is None:
                     ray_cluster.start(None, example.machine.cpus, self._roots, self._settings.verbose)
@@ -257,6 +259,8 @@ class Sweep:
             leaderboard_files.report(found, self._folder / "leaderboard", parent.record, self._screen)
         else:
             leaderboard_table.show(found, self._screen)
+            if status == KILLED and parent.record.uri is not None:
+                self._screen.line("go on with: the same command again")
         failed = sum(row.status == FAILED for row in rows)
         if studied := [(job.experiment, result) for job, result in ordered if job.experiment.study]:
             from runner.report import study_page
