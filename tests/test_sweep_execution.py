@@ -227,3 +227,22 @@ def test_without_jobs_to_run_there_is_no_pool(tmp_path):
     assert sweep.run() == {0: ("FINISHED", 0.25)}
     sweep.execution.stop()
     assert Path(tmp_path / "0").exists() is False
+
+
+def test_a_trial_that_is_no_job_fails_alone(tmp_path, capsys):
+    jobs = jobs_of(tmp_path, 3)
+    jobs[1] = replace(jobs[1], prepared=None, action=Action.REFUSED, reason="model.dropout=2: too much")
+    sweep = Sweep(tmp_path, jobs)
+    assert sweep.run() == {0: ("FINISHED", 1.0), 1: ("FAILED", None), 2: ("FINISHED", 1.0)}
+    assert numbers() == [0, 2]
+    assert "job 1  seed=1  refused" in sweep.printed
+    assert "job 1 (seed=1): model.dropout=2: too much" in capsys.readouterr().err
+    assert {trial.number: trial.status for trial in sweep.source.heard}[1] == "FAILED"
+
+
+def test_a_trial_that_is_no_job_stops_a_sweep_that_is_to_stop(tmp_path):
+    jobs = jobs_of(tmp_path, 2)
+    jobs[0] = replace(jobs[0], prepared=None, action=Action.REFUSED, reason="model.dropout=2: too much")
+    sweep = Sweep(tmp_path, jobs, settings={"sweep.on_failure": OnFailure["stop"]})
+    assert sweep.run() == {0: ("FAILED", None)}
+    assert numbers() == []

@@ -12,7 +12,7 @@ from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 
 from runner import run_folder
-from runner.errors import ConfigError, TrainingError
+from runner.errors import ConfigError, RunnerError, TrainingError
 from runner.known import Known
 from runner.recording import DRIVER_LOST
 from runner.run_folder import locked
@@ -256,3 +256,21 @@ def test_two_jobs_in_one_folder_are_refused(tmp_path):
         ConfigError, match=r"^hydra.sweep.subdir=0: jobs 0 and 2 would have the same folder; type "
     ):
         jobs.check_folders([*three[:2], twin])
+
+
+def test_a_job_that_is_another_again_is_left_out(tmp_path):
+    said = []
+    one, same = job_of(tmp_path, 0), job_of(tmp_path, 1)
+    other = replace(job_of(tmp_path, 2), identity="another")
+    done = replace(job_of(tmp_path, 3), action=Action.CACHED)
+    assert jobs.once([one, same, other, done], said.append) == [one, other, done]
+    assert said == ["job 1 is job 0 again, and left out; sweep.cache=false trains both"]
+
+
+def test_a_trial_that_is_no_job_keeps_its_reason(loaded, tmp_path):
+    like = job_of(tmp_path).request
+    with pytest.raises(RunnerError) as raised, jobs._named(Trial(7, ("model.dropout=2",))):
+        raise ConfigError("model.dropout=2: too much")
+    job = jobs.refused(Trial(7, ("model.dropout=2",)), like, tmp_path, raised.value)
+    assert (job.action, job.reason, job.prepared) == (Action.REFUSED, "model.dropout=2: too much", None)
+    assert (job.request.overrides, job.request.run_dir) == (("model.dropout=2",), tmp_path / "7")
