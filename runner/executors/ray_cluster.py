@@ -119,10 +119,12 @@ def start(address: str | None, cpus: float, import_roots: tuple[str, ...], verbo
 def reach(address: str) -> None:
     """Raise PreflightError in seconds for what is no address, and where nothing listens (Ray itself would try for ever); use
     the user's token."""
-    if _token_file().exists():
-        os.environ.setdefault(
-            "RAY_AUTH_MODE", "token"
-        )  # `ray start` does the same; a driver that joins does not
+    if _token_file().exists() and "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"  # `ray start` does the same; a driver that joins does not
+        if "ray" in sys.modules:  # which has read it
+            from ray._raylet import Config  # type: ignore[attr-defined]
+
+            Config.initialize("")
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
         return
