@@ -25,10 +25,8 @@ from tests.faults.processes import gone
 Run = Callable[..., Outcome]
 
 
-def each(*executors: str) -> list[object]:
-    return [
-        pytest.param(name, marks=() if name in IN_EVERY_TEST else pytest.mark.faults) for name in executors
-    ]
+def each(*executors: str, always: tuple[str, ...] = IN_EVERY_TEST) -> list[object]:
+    return [pytest.param(name, marks=() if name in always else pytest.mark.faults) for name in executors]
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def by(here: Run, home: Path, command: Callable[..., Command]) -> Run:
     return run
 
 
-@pytest.mark.parametrize("executor", each(*EXECUTORS))
+@pytest.mark.parametrize("executor", each(*EXECUTORS, always=(*IN_EVERY_TEST, "elastic")))
 def test_it_trains_to_the_same_weights(by, uninterrupted, executor):
     outcome = by(executor, "whole")
     outcome.assert_equals(uninterrupted(WORKERS.get(executor, 2)))
