@@ -84,6 +84,7 @@ def test_a_job_has_the_numbers_it_has_alone_in_any_order_and_in_fresh_workers(sw
 def test_what_was_done_is_not_done_again_and_another_sweep_shows_it(sweep, tmp_path, capfd):
     assert sweep("optimizer.lr=0.1,0.2")[0] == 0
     first = runs(tmp_path)
+    (two,) = [run for run in first if run.data.params.get("optimizer.lr") == "0.2"]
     capfd.readouterr()
     assert sweep("optimizer.lr=0.1,0.2")[0] == 0
     said = capfd.readouterr().out
@@ -95,7 +96,7 @@ def test_what_was_done_is_not_done_again_and_another_sweep_shows_it(sweep, tmp_p
     said = capfd.readouterr().out.splitlines()
     assert len(results) == 2
     assert "optimizer.lr=0.2" in said[0]
-    assert f"cached (run {first[2].info.run_id})" in said[0]
+    assert f"cached (run {two.info.run_id})" in said[0]
     assert "lr 0.2 (base, batch 32) × 2 (linear: 64/32) = 0.4" in said[0]
     assert "  run  batch 64 = 2 workers × 32 rows; steps " in said[1]
 
@@ -103,8 +104,8 @@ def test_what_was_done_is_not_done_again_and_another_sweep_shows_it(sweep, tmp_p
     assert (code, len(results)) == (0, 3)
     parent = parents(tmp_path)[1]
     shown = children(tmp_path, parent)
-    assert shown[0].data.tags["runner.cached"] == first[2].info.run_id
-    assert shown[0].data.metrics["best/val/loss"] == first[2].data.metrics["best/val/loss"]
+    assert shown[0].data.tags["runner.cached"] == two.info.run_id
+    assert shown[0].data.metrics["best/val/loss"] == two.data.metrics["best/val/loss"]
     assert [run.info.status for run in (parent, *shown.values())] == ["FINISHED"] * 3
     folder = Path(parent.data.tags["runner.run_dir"])
     table = (folder / "leaderboard" / "leaderboard.csv").read_text().splitlines()
