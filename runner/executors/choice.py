@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 DEFAULT = ExecutorName.horovod_trainer
 WITHOUT_RAY = {ExecutorName.horovodrun, ExecutorName.local}
-ON_TRAIN_V2 = {ExecutorName.train_v2}
 
 
 def uses_ray(experiment: Experiment) -> bool:
@@ -27,11 +26,11 @@ def uses_ray(experiment: Experiment) -> bool:
 
 
 def uses_ray_train(experiment: Experiment) -> bool:
-    return experiment.executor.name in {DEFAULT, *ON_TRAIN_V2}
+    return experiment.executor.name in (DEFAULT, ExecutorName.train_v2)
 
 
 def uses_train_v2(experiment: Experiment) -> bool:
-    return experiment.executor.name in ON_TRAIN_V2
+    return experiment.executor.name is ExecutorName.train_v2
 
 
 def is_alone(experiment: Experiment) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 from runner.communicator import HorovodCommunicator, LostPeerError, lost_peer
 from runner.diagnosis import account_of
 from runner.executors.connections import Connections
+from runner.executors.joined import joined
 from runner.job import Job, Memory, enter
 from runner.plan import START
 from runner.process_state import ProcessState
-from runner.profile import TIMELINE
 from runner.rank_log import captured
 from runner.resize import resized
 from runner.worker import train_loop_per_worker
@@ -56,11 +56,7 @@ class Rank:
         self._process = ProcessState()
 
     def connect(self) -> HorovodCommunicator:
-        experiment = self._job.experiment
-        timeline = self._job.run_dir / TIMELINE if experiment.horovod.timeline else None
-        without = ONCE if self._is_connected else UNUSABLE
-        deterministic = experiment.trainer.deterministic
-        communicator = HorovodCommunicator(experiment.horovod, deterministic, timeline, without)
+        communicator = joined(self._job, ONCE if self._is_connected else UNUSABLE)
         self._is_connected = True
         for name in ONCE:
             os.environ.pop(name, None)  # before Horovod connects anew

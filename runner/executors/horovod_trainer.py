@@ -10,6 +10,7 @@ import json
 import time
 import uuid
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from runner.executors import nodes, ray_cluster
 from runner.executors.ray_train import horovod_config, scaling, trainer_class
 from runner.ingest import ray_data
 from runner.job import Job, Memory, Received, Restarted
-from runner.profile import TIMELINE
 from runner.schema import Ingest
 
 
@@ -123,17 +123,12 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     from ray import train
     from ray.experimental import internal_kv
 
-    from runner.communicator import Communicator, HorovodCommunicator
+    from runner.executors.joined import joined
     from runner.job import enter
     from runner.worker import train_loop_per_worker
 
     job: Job = secrets.reveal(config["job"], ray.get(config["secrets"]))
     enter(job)  # what is unpickled below may be of the user's modules
-    experiment = job.experiment
-
-    def connect() -> Communicator:
-        timeline = job.run_dir / TIMELINE if experiment.horovod.timeline else None
-        return HorovodCommunicator(experiment.horovod, experiment.trainer.deterministic, timeline)
 
     def report(values: dict[str, Any]) -> None:
         # One JSON string, so that Tune neither flattens nor prints the values; NaN survives.
@@ -142,7 +137,9 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     rank = train.get_context().get_world_rank()
     shards = {name: train.get_dataset_shard(name) for name in config["streams"]}
     is_restart = internal_kv._internal_kv_exists(config["restarts"])
-    train_loop_per_worker(job, ray.get(config["memory"]), shards, connect, report, rank, is_restart)
+    train_loop_per_worker(
+        job, ray.get(config["memory"]), shards, partial(joined, job), report, rank, is_restart
+    )
     gc.freeze()  # this process ends now: in 0.1 s, where a look for garbage in all of torch and Ray takes 0.7
 
 

@@ -21,15 +21,15 @@ from multiprocessing.connection import Client
 from pathlib import Path
 
 from runner import interrupts
-from runner.communicator import HorovodCommunicator, LostPeerError, lost_peer
+from runner.communicator import LostPeerError, lost_peer
 from runner.diagnosis import diagnose, error_path, record_error
 from runner.errors import LaunchError
+from runner.executors.joined import joined
 from runner.executors.launched import Launch
 from runner.executors.launcher_store import find
 from runner.executors.other_ranks import ENDED, GONE, READY, kept_alive, receive, the_others, unpacked
 from runner.job import Job, Memory, Received, Restarted, enter
 from runner.process_state import ProcessState
-from runner.profile import TIMELINE
 from runner.rank_log import ASIDE, END, captured, log_path
 from runner.secrets import mask
 from runner.worker import train_loop_per_worker
@@ -45,7 +45,7 @@ def run(job: Job, memory: Memory, received: Received, restarted: Restarted) -> N
     state, since = ProcessState(), time.time()
     try:
         others.hand(job, memory)
-        train_loop_per_worker(job, memory, {}, partial(_connect, job), received, 0, is_captured=False)
+        train_loop_per_worker(job, memory, {}, partial(joined, job), received, 0, is_captured=False)
         others.until(lambda: others.failed() or others.all_said(ENDED), END_SECONDS)
         if others.failed():
             raise LostPeerError("another rank failed at the end")
@@ -96,7 +96,7 @@ def follow(launch: Launch) -> int:
             memory: Memory = unpacked(inbox.get())
             connection.send((READY, None))
             inbox.get()
-            connect = partial(_connect, job)
+            connect = partial(joined, job)
             train_loop_per_worker(job, memory, {}, connect, lambda values: None, launch.rank)
         except Exception as error:  # noqa: BLE001 (recorded, and told)
             if not path.exists():  # as a training does by itself
@@ -107,11 +107,6 @@ def follow(launch: Launch) -> int:
             _disconnect()
         while True:
             inbox.get()
-
-
-def _connect(job: Job) -> HorovodCommunicator:
-    timeline = job.run_dir / TIMELINE if job.experiment.horovod.timeline else None
-    return HorovodCommunicator(job.experiment.horovod, job.experiment.trainer.deterministic, timeline)
 
 
 def _disconnect() -> None:

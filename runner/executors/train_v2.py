@@ -7,6 +7,7 @@ version of Ray Train; not for sweeps.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,6 @@ from runner.executors.ray_train import horovod_settings, scaling
 from runner.executors.session import collect
 from runner.executors.v2_driver import Driver
 from runner.job import Job, Memory, Received, Restarted
-from runner.profile import TIMELINE
 
 ASK_SECONDS = 60.0  # for the driver to answer a rank
 RESIZE_SECONDS = 20  # for a group to get its places, before there is another look at how many there are
@@ -74,7 +74,7 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     import ray
     from ray import train
 
-    from runner.communicator import Communicator, HorovodCommunicator
+    from runner.executors.joined import joined
     from runner.job import enter
     from runner.worker import train_loop_per_worker
 
@@ -85,15 +85,10 @@ def _train_loop_per_worker(config: dict[str, Any]) -> None:
     (open_job, kept), shards, memory, is_restart = ray.get(handed[0])
     job: Job = secrets.reveal(open_job, kept)
     enter(job)  # what is unpickled below may be of the user's modules
-    experiment = job.experiment
-
-    def connect() -> Communicator:
-        timeline = job.run_dir / TIMELINE if experiment.horovod.timeline else None
-        return HorovodCommunicator(experiment.horovod, experiment.trainer.deterministic, timeline)
 
     def report(values: dict[str, Any]) -> None:
         # Not train.report: it waits until all ranks have called it and the controller has looked.
         if rank == 0:
             ray.get(board.tell.remote(("report", values)))
 
-    train_loop_per_worker(job, ray.get(memory), shards[rank], connect, report, rank, is_restart)
+    train_loop_per_worker(job, ray.get(memory), shards[rank], partial(joined, job), report, rank, is_restart)

@@ -101,11 +101,11 @@ def train_member(config: dict[str, Any]) -> None:
     import ray
     from ray import train
 
-    from runner.communicator import Communicator, HorovodCommunicator
+    from runner.communicator import Communicator
     from runner.diagnosis import error_path
     from runner.errors import NOT_FINITE, TrainingError
+    from runner.executors.joined import joined
     from runner.executors.live_rank import TOGETHER, kind_of
-    from runner.profile import TIMELINE
     from runner.take_over import take_over
     from runner.worker import Stage, train_loop_per_worker
 
@@ -128,8 +128,7 @@ def train_member(config: dict[str, Any]) -> None:
             rate = job.plan.learning_rate.line()
             facts = {"run_id": job.run_id, "fingerprint": job.fingerprint, "learning_rate": rate}
             take_over(source, job.run_dir / "checkpoints", facts)
-        timeline = job.run_dir / TIMELINE if job.experiment.horovod.timeline else None
-        return HorovodCommunicator(job.experiment.horovod, job.experiment.trainer.deterministic, timeline)
+        return joined(job)
 
     def report(values: dict[str, Any]) -> None:
         if rank == 0:

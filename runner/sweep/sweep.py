@@ -84,7 +84,8 @@ class Sweep:
         elif settings.sweep.cache:
             known = jobs.once(known, self._screen.line)
         if settings.sweep.dry_run or settings.dry_run:
-            return self._rehearse_all(known, earlier, source), {}
+            self._rehearse_all(known, earlier, source)
+            return 0, {}
         known = [self._checked(job) for job in known]
         example = next((job.prepared for job in known if job.prepared), None)
         example = example or jobs.check(jobs.aside(self._first), self._known).prepared
@@ -118,7 +119,7 @@ class Sweep:
             code = self._finish(execution, parent, status)
         return code, {number: job.told(result).value for number, (job, result) in execution.results.items()}
 
-    def _rehearse_all(self, known: Sequence[SweepJob], earlier: Sequence[Trial], source: Source) -> int:
+    def _rehearse_all(self, known: Sequence[SweepJob], earlier: Sequence[Trial], source: Source) -> None:
         """Of a search also the trials that it had, and as many of the next as can be known by now."""
         for trial in earlier:
             if trial.status is not None:
@@ -130,7 +131,6 @@ class Sweep:
             self._rehearse(jobs.check(job, self._known))
         if is_tpe:
             self._screen.line("what comes after it depends on how it ends")
-        return 0
 
     def _rehearse(self, job: SweepJob) -> None:
         """sweep.dry_run=true: what is to be done; dry_run=true: a step of it, too."""
